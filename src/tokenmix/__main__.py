@@ -1,0 +1,5 @@
+"""`python -m tokenmix`."""
+
+from tokenmix.cli import main
+
+main()
