@@ -65,7 +65,7 @@ $(STAMP):
 	log="$(VENV)/setup.log"; \
 	echo "setting up $(VENV) with $$("$(BIN)/python" -V) (about 3 minutes the first time; details in $$log)"; \
 	$(PINS) "$(BIN)/python" -m pip install --no-compile -e ".[$(EXTRAS)]" 2>&1 | tee "$$log" | awk ' \
-	  /^Collecting / { if (++n % 25 == 0) print "  " n " packages found" } \
+	  /^(Collecting|Processing) / { if (++n % 25 == 0) print "  " n " packages found" } \
 	  /^Installing collected packages/ { print "  installing " n " packages" } \
 	  /^ERROR/ { print } { fflush() }' \
 	|| { tail -n 20 "$$log" >&2; echo "error: the set-up failed; all of its output is in $$log" >&2; exit 1; }; \
