@@ -1,0 +1,156 @@
+"""Where rows come from: a local folder in the official layout, the Hugging Face Hub, or a function that makes them.
+
+A task lists its sources in order; the first that has the wanted split serves it.
+
+>>> cogs = Files("cogs", {"train": "train.tsv"}, read=tsv(("input", "target", "category")))
+>>> cogs.looked_for("train", "/data")
+'/data/cogs/train.tsv'
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenmix.data.readers import COMPRESSED, Reader, Row, by_suffix, tsv
+
+__all__ = ["Files", "Hub", "Made", "Row", "Source", "data_folder", "tsv"]
+
+log = logging.getLogger(__name__)
+Adapt = Callable[[Row], Iterable[Row]]
+
+
+def data_folder(data: str | Path | None = None) -> Path | None:
+    """The folder of local data: the argument, else the environment's TOKENMIX_DATA, else none."""
+    chosen = data or os.environ.get("TOKENMIX_DATA")
+    return Path(chosen).expanduser() if chosen else None
+
+
+class Source(Protocol):
+    """What a task asks of a source."""
+
+    splits: Mapping[str, Any]
+    note: str
+
+    def has(self, split: str, data: str | Path | None = None) -> bool: ...
+    def where(self, split: str, data: str | Path | None = None) -> str: ...
+    def rows(self, split: str, data: str | Path | None = None) -> Iterator[Row]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Files below `folder` of the data folder.
+
+    splits  split → file name without .gz/.xz; `*` matches several; a tuple is read one after the other, all must be there
+    read    file → rows
+    adapt   row → rows with the task's field names, where the files have others
+    note    what a table must say about numbers made with these files, e.g. that they are a subset
+    """
+
+    folder: str
+    splits: Mapping[str, str | tuple[str, ...]]
+    read: Reader = by_suffix
+    adapt: Adapt | None = None
+    note: str = ""
+
+    def _root(self, data: str | Path | None) -> Path | None:
+        root = data_folder(data)
+        return root / self.folder if root else None
+
+    def paths(self, split: str, data: str | Path | None = None) -> list[Path]:
+        """The files of a split; empty unless every one of its patterns is there."""
+        root = self._root(data)
+        patterns = self.splits[split]
+        found: list[Path] = []
+        for pattern in (patterns,) if isinstance(patterns, str) else patterns:
+            plain: dict[str, Path] = {}
+            for end in reversed(COMPRESSED) if root else ():
+                for path in root.glob(pattern + end) if "*" in pattern else [root / (pattern + end)]:  # type: ignore[union-attr]
+                    if path.exists():
+                        plain[str(path).removesuffix(end) if end else str(path)] = path
+            if not plain:
+                return []
+            found += [plain[key] for key in sorted(plain)]
+        return found
+
+    def has(self, split: str, data: str | Path | None = None) -> bool:
+        return split in self.splits and bool(self.paths(split, data))
+
+    def where(self, split: str, data: str | Path | None = None) -> str:
+        return str(self._root(data))
+
+    def looked_for(self, split: str, data: str | Path | None = None) -> str:
+        patterns = self.splits[split]
+        names = (patterns,) if isinstance(patterns, str) else patterns
+        return ", ".join(str((data_folder(data) or Path("$TOKENMIX_DATA")) / self.folder / name) for name in names)
+
+    def rows(self, split: str, data: str | Path | None = None) -> Iterator[Row]:
+        for path in self.paths(split, data):
+            for row in self.read(path):
+                yield from self.adapt(row) if self.adapt else (row,)
+
+
+@dataclass(frozen=True, eq=False)
+class Hub:
+    """A dataset of the Hugging Face Hub, by its public name. Code from the Hub is never run."""
+
+    name: str
+    config: str | None = None
+    splits: Mapping[str, str] = field(default_factory=lambda: {s: s for s in ("train", "validation", "test")})
+    streaming: bool = False
+    adapt: Adapt | None = None
+    note: str = ""
+
+    def has(self, split: str, data: str | Path | None = None) -> bool:
+        return split in self.splits
+
+    def where(self, split: str, data: str | Path | None = None) -> str:
+        return f"Hub:{self.name}" + (f" ({self.config})" if self.config else "")
+
+    def rows(self, split: str, data: str | Path | None = None) -> Iterator[Row]:
+        dataset = load_from_hub(self.name, self.config, self.splits[split], self.streaming)
+        path = f"{self.where(split)}, split {self.splits[split]}"
+
+        def generate() -> Iterator[Row]:
+            for number, record in enumerate(dataset, 1):
+                row = Row(record, path, number)
+                yield from self.adapt(row) if self.adapt else (row,)
+
+        return generate()
+
+
+def load_from_hub(name: str, config: str | None, split: str, streaming: bool) -> Iterable[dict[str, Any]]:
+    """`datasets.load_dataset`; a repository that still holds a loading script is read from its parquet export instead."""
+    from datasets import load_dataset
+
+    log.info("loading %s from the Hugging Face Hub", name)
+    try:
+        try:
+            return load_dataset(name, config, split=split, streaming=streaming)
+        except RuntimeError as error:
+            if "scripts are no longer supported" not in str(error):
+                raise
+            return load_dataset(name, config, split=split, streaming=streaming, revision="refs/convert/parquet")
+    except Exception as error:  # whatever the network or the Hub answered: to the caller the data is not there
+        raise FileNotFoundError(f"the Hugging Face Hub did not serve {name!r}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Rows that a function makes: split → function without arguments. Nothing to download."""
+
+    splits: Mapping[str, Callable[[], Iterable[dict[str, Any]]]]
+    note: str = ""
+
+    def has(self, split: str, data: str | Path | None = None) -> bool:
+        return split in self.splits
+
+    def where(self, split: str, data: str | Path | None = None) -> str:
+        return "generated"
+
+    def rows(self, split: str, data: str | Path | None = None) -> Iterator[Row]:
+        return (Row(fields, f"generated {split}", n) for n, fields in enumerate(self.splits[split](), 1))

@@ -1,0 +1,1 @@
+"""The task families, one file each; importing a file registers its tasks."""
