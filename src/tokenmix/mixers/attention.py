@@ -1,0 +1,233 @@
+"""Attention whose logits are a sum of terms: Softmax(α₁S₁(X) + … + α_N S_N(X)) G(X), Synthesizer Eq. 8.
+
+The terms hand in their shares of the logits (queries and keys, learned or not; biases); this module adds them up and calls
+one operator: `persist` where no term looks at the input, else `attend`, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.mixers.base import Mixer, Slot, init_linear, linear, take_rows
+from tokenmix.mixers.expression import Term
+from tokenmix.mixers.relative import RelativeBias
+from tokenmix.mixers.site import Site
+from tokenmix.ops import attend, persist
+from tokenmix.ops.reference import attention_weights
+
+
+@dataclass
+class Logits:
+    """A share of the attention logits: q·kᵀ + key + bias + tile (see :func:`tokenmix.ops.attend`)."""
+
+    q: Tensor | None = None  #: [batch or 1, heads, queries, width]
+    k: Tensor | None = None  #: [batch or 1, heads, keys, width]
+    key: Tensor | None = None  #: [heads, keys]
+    bias: Tensor | None = None  #: [heads, queries, keys], or [batch, heads, new, capacity] in a decoding step
+    tile: tuple[Tensor, Tensor] | None = None
+
+    def times(self, alpha: Tensor | None) -> Logits:
+        """α times this share; α is folded into the smallest factor."""
+        if alpha is None:
+            return self
+        return Logits(
+            q=None if self.q is None else self.q * alpha,
+            k=self.k,
+            key=None if self.key is None else self.key * alpha,
+            bias=None if self.bias is None else self.bias * alpha,
+            tile=None if self.tile is None else (self.tile[0] * alpha, self.tile[1]),
+        )
+
+
+@dataclass
+class Asked:
+    """What a term needs to know: the tokens that ask, the tokens that are asked, and where both stand."""
+
+    x: Tensor  #: [batch, queries, d_model] the tokens that ask
+    memory: Tensor  #: [batch, keys, d_model] the tokens that are asked; x itself in self-attention
+    queries: int
+    keys: int
+    slot: Slot | None  #: memory of incremental decoding
+    cross: bool = False
+    mask: Tensor | None = None  #: [batch, queries] which of the tokens that ask are real
+    owner: str = ""  #: whose turn it is, so that two terms of a kind remember apart
+    query: Tensor | None = None  #: the dot term's own query [batch, heads, queries, head_dim], for dense(query="dot")
+
+    @property
+    def step(self) -> Slot | None:
+        """The slot, if x continues a sequence that is remembered there."""
+        return None if self.slot is None or self.slot.fresh else self.slot
+
+    def rows(self, table: Tensor) -> Tensor:
+        """Rows of a table [heads, positions, …] for the tokens that ask; [batch, heads, new, …] in a decoding step."""
+        return table[:, : self.queries] if self.step is None else take_rows(table, self.step.positions)
+
+    def remember(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Something made of the tokens that are asked, [batch, keys, …], with what the slot remembers of it."""
+        if self.slot is None:
+            return make()
+        name = self.owner + name
+        if self.cross:  # the memory does not change: computed once
+            if name not in self.slot.tensors:
+                self.slot.tensors[name] = make()
+            return self.slot.tensors[name]
+        new = make()
+        everything = self.slot.append(name, new)
+        return new if self.slot.fresh else everything
+
+
+class TermModule(Mixer):
+    """The module behind a term; `shared` terms do not look at the input."""
+
+    shared = False
+
+    def logits(self, asked: Asked) -> Logits:
+        """This term's share of the logits."""
+        raise TypeError(f"{type(self).__name__} has no logits")
+
+
+class Attention(Mixer):
+    """One attention sublayer over one or several terms; `cross=True` asks a memory instead of the tokens themselves."""
+
+    def __init__(self, terms: tuple[Term, ...], alpha: str | None, site: Site, *, cross: bool = False) -> None:
+        super().__init__()
+        self.site, self.rule, self.cross = site, alpha, cross
+        names = [term.name for term in terms]
+        if names.count("factorized_dense") > 1:
+            raise ValueError("a sum holds at most one factorized_dense term")
+        if any(getattr(term, "query", "") == "dot" for term in terms) and "dot" not in names:
+            raise ValueError('dense(query="dot") reads the query of a dot term; add one: dot + dense(query="dot")')
+        self.terms = nn.ModuleList(term.make_term(site) for term in terms)
+        self.value = linear(site, site.d_model, site.width)
+        self.out = linear(site, site.width, site.d_model)
+        if alpha in ("softmax", "sigmoid"):
+            self.alpha = nn.Parameter(torch.empty(len(terms) if alpha == "softmax" else 1))
+        self.dot = names.index("dot") if "dot" in names else None
+        self.relative = None
+        if site.relative and not cross:
+            self.relative = RelativeBias(
+                site.heads,
+                causal=site.causal,
+                buckets=site.relative_buckets,
+                distance=site.relative_distance,
+                std=0.02 if site.init != "t5" else site.d_model**-0.5,
+            )
+        self.persistent = all(term.shared for term in self.terms)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init_linear(self.value, self.site)
+        init_linear(self.out, self.site)
+        if self.rule in ("softmax", "sigmoid"):
+            nn.init.zeros_(self.alpha)
+
+    def weights(self) -> list[Tensor | None]:
+        """α of each term; None stands for 1."""
+        if self.rule == "softmax":
+            return list(torch.softmax(self.alpha, -1).unbind())
+        if self.rule == "sigmoid":  # (1 − α)·QKᵀ + α·S
+            a = torch.sigmoid(self.alpha[0])
+            content = 1 if self.dot is None else self.dot
+            return [1 - a if i == content else a for i in range(2)]
+        return [None] * len(self.terms)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        slot: Slot | None = None,
+        record: dict[str, Tensor] | None = None,
+        memory: Tensor | None = None,
+    ) -> Tensor:
+        """Self-attention over x; with `memory` (and the memory's `mask`), cross-attention."""
+        asked = Asked(x, x if memory is None else memory, x.shape[1], 0, slot, self.cross, None if self.cross else mask)
+        value = asked.remember("value", lambda: self.value(asked.memory))  # G(X)
+        asked.keys = value.shape[1]
+        step = None if self.cross else asked.step
+        if step is not None:
+            mask = step.visible()
+        causal = self.site.causal and not self.cross and step is None
+        dropout = self.site.attention_dropout if self.training else 0.0
+        logits = self._logits(asked, bias)
+        if record is not None:
+            record["mixing"] = self._matrix(logits, value, mask, causal)
+        if self.persistent and asked.step is None:  # one matrix serves the whole batch
+            return self.out(persist(logits.bias, value, softmax=True, mask=mask, causal=causal, dropout=dropout))
+        mixed = attend(
+            logits.q,
+            logits.k,
+            self._heads(value),
+            bias=logits.bias,
+            key_bias=logits.key,
+            tile=logits.tile,
+            mask=mask,
+            causal=causal,
+            dropout=dropout,
+        )
+        return self.out(mixed.transpose(1, 2).flatten(-2))
+
+    def _logits(self, asked: Asked, bias: Tensor | None) -> Logits:
+        """The weighted sum of all terms, as one share."""
+        if self.dot is not None:
+            asked.query = self.terms[self.dot].queries(asked.x)
+        shares = []
+        for i, (term, alpha) in enumerate(zip(self.terms, self.weights(), strict=True)):
+            asked.owner = f"{i}."
+            shares.append(term.logits(asked).times(alpha))
+        biases = [share.bias for share in shares if share.bias is not None]
+        if self.relative is not None:
+            biases.append(self.relative(asked.keys, asked.slot))
+        if bias is not None:
+            biases.append(bias)  # position bias stands outside α
+        keys = [share.key for share in shares if share.key is not None]
+        products = [(share.q, share.k) for share in shares if share.q is not None and share.k is not None]
+        q = k = None
+        if self.persistent and products and all(t.shape[0] == 1 for pair in products for t in pair):
+            biases += [(q @ k.transpose(-1, -2))[0] for q, k in products]  # learned queries and keys: one matrix
+        elif products:
+            q, k = (_join([pair[i] for pair in products]) for i in (0, 1))
+        return Logits(
+            q=q,
+            k=k,
+            key=_total(keys),
+            bias=_total(biases),
+            tile=next((share.tile for share in shares if share.tile is not None), None),
+        )
+
+    def _heads(self, t: Tensor) -> Tensor:
+        return t.unflatten(-1, (self.site.heads, self.site.head_dim)).transpose(1, 2)
+
+    def _matrix(self, logits: Logits, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        return attention_weights(
+            logits.q,
+            logits.k,
+            self._heads(value).shape,
+            bias=logits.bias,
+            key_bias=logits.key,
+            tile=logits.tile,
+            mask=mask,
+            causal=causal,
+        )
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    """Concatenate along the width; shared parts are spread over the batch."""
+    if len(parts) == 1:
+        return parts[0]
+    batch = max(part.shape[0] for part in parts)
+    return torch.cat([part.expand(batch, -1, -1, -1) for part in parts], -1)
+
+
+def _total(parts: list[Tensor]) -> Tensor | None:
+    if not parts:
+        return None
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

@@ -1,0 +1,152 @@
+"""What every mixer shares: its interface, its memory between decoding steps, and how weights start.
+
+A mixer is a plain `nn.Module` from x [batch, length, d_model] to the same shape. Besides x it takes, all optional:
+
+- `mask` [batch, length], True for real tokens; the output at real tokens does not depend on padding;
+- `bias` [heads, length, length], a position bias shared by all layers (attention only);
+- `slot`, the memory of incremental decoding: x then holds the new tokens alone;
+- `record`, a dict that receives the mixing matrices, for figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tokenmix.mixers.site import Site
+
+
+class Mixer(nn.Module):
+    """Base class of all mixers; see the module's docstring for the interface."""
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        slot: Slot | None = None,
+        record: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Mix; each subclass says how."""
+        raise TypeError(f"{type(self).__name__} does not mix")
+
+    def reset_parameters(self) -> None:
+        """Give the parameters that this module owns, and those of its linear layers, their initial values."""
+
+
+class Slot:
+    """What one sublayer remembers between decoding steps: named static tensors, one row per example.
+
+    Rows may stand at different positions (prompts of different lengths), so every read and write is by `positions`.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity  #: longest sequence it can hold
+        self.tensors: dict[str, Tensor] = {}
+        self.positions: Tensor = torch.empty(0)  #: [batch, new] position of each new token; set before every step
+        self.fresh = True  #: nothing is remembered yet: the new tokens are the whole sequence
+        self.counts: Tensor | None = None  #: [batch] how many of the new tokens are real; None: all
+
+    def append(self, name: str, new: Tensor) -> Tensor:
+        """Write new [batch, new, …] at its positions; returns all of it, [batch, capacity, …]."""
+        if name not in self.tensors:
+            self.tensors[name] = new.new_zeros(new.shape[0], self.capacity, *new.shape[2:])
+        rows = torch.arange(new.shape[0], device=new.device)[:, None]
+        self.tensors[name][rows, self.positions.clamp(max=self.capacity - 1)] = new.to(self.tensors[name].dtype)
+        return self.tensors[name]
+
+    def window(self, name: str, new: Tensor, size: int) -> Tensor:
+        """The last `size` tokens before the new ones, and the new: [batch, size + new, …]; zeros before the start."""
+        past = self.tensors.get(name)
+        if past is None:
+            past = new.new_zeros(new.shape[0], size, *new.shape[2:])
+        joined = torch.cat([past, new], 1)
+        if self.counts is None:
+            self.tensors[name] = joined[:, joined.shape[1] - size :]
+        else:  # a right-padded prompt: keep what precedes each row's own next token
+            index = self.counts[:, None] + torch.arange(size, device=new.device)[None]
+            rows = torch.arange(new.shape[0], device=new.device)[:, None]
+            self.tensors[name] = joined[rows, index]
+        return joined
+
+    def visible(self) -> Tensor:
+        """[batch, new, capacity]: new token at position p sees what stands at j ≤ p."""
+        return torch.arange(self.capacity, device=self.positions.device) <= self.positions[..., None]
+
+
+def mix_rows(weight: Tensor, x: Tensor, slot: Slot, *, softmax: bool) -> Tensor:
+    """Rows of a persistent matrix for the new tokens: `weight` [heads, ≥p, ≥capacity], x [batch, capacity, channels]."""
+    heads = weight.shape[0]
+    rows = take_rows(weight[..., : slot.capacity], slot.positions)  # [batch, heads, new, capacity]
+    hidden = ~slot.visible()[:, None]
+    if softmax:
+        rows = torch.softmax(rows.masked_fill(hidden, float("-inf")), -1, dtype=torch.promote_types(rows.dtype, torch.float32))
+    else:
+        rows = rows.masked_fill(hidden, 0.0)
+    return torch.einsum("bhij,bjhd->bihd", rows.to(x.dtype), x.unflatten(-1, (heads, -1))).flatten(-2)
+
+
+def take_rows(table: Tensor, positions: Tensor) -> Tensor:
+    """table [heads, rows, …] at positions [batch, new] → [batch, heads, new, …]."""
+    return table[:, positions.clamp(max=table.shape[1] - 1)].transpose(0, 1)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.relu,
+    "silu": nn.functional.silu,
+}
+
+
+def linear(site: Site, inputs: int, outputs: int, *, bias: bool | None = None) -> nn.Linear:
+    """A linear layer with or without bias, as the site has it."""
+    return nn.Linear(inputs, outputs, bias=site.bias if bias is None else bias)
+
+
+def init_linear(layer: nn.Linear, site: Site, *, std: float | None = None) -> None:
+    """Initial weights by the site's convention; `std` overrides the fan-in rule of T5."""
+    match site.init:
+        case "t5":
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5 if std is None else std)
+        case "bert":
+            nn.init.normal_(layer.weight, std=0.02)
+        case "xavier":
+            nn.init.xavier_uniform_(layer.weight)
+        case other:
+            raise ValueError(f'init must be "t5", "bert" or "xavier"; got {other!r}')
+    if layer.bias is not None:
+        nn.init.normal_(layer.bias, std=1e-6) if site.init == "xavier" else nn.init.zeros_(layer.bias)
+
+
+def glorot_(table: Tensor) -> None:
+    """The published initialisation of R [heads, ℓ, ℓ]: Glorot-uniform over [ℓ, heads, ℓ], about ±0.0047 at 512."""
+    heads, rows, columns = table.shape
+    limit = math.sqrt(6.0 / (rows * (heads + columns)))
+    nn.init.uniform_(table, -limit, limit)
+
+
+def not_causal(name: str, why: str) -> ValueError:
+    """The error for a mixer that the paper rules out in decoders."""
+    return ValueError(f"{name} cannot be causal: {why}; use it in an encoder, and give the decoder a layer of its own")
+
+
+def shift_window(x: Tensor, taps: int, *, causal: bool, slot: Slot | None, name: str = "window") -> Tensor:
+    """x [batch, length, channels] with a zero margin so that tap s of token t is row t + s: [batch, length + taps − 1, …].
+
+    Causal windows end at the token (t − taps + 1 … t), others are centred on it.
+    """
+    if slot is not None and causal:
+        return slot.window(name, x, taps - 1)
+    left = taps - 1 if causal else (taps - 1) // 2
+    return nn.functional.pad(x, (0, 0, left, taps - 1 - left))
+
+
+def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x with padding set to 0."""
+    return x if mask is None else x * mask.unsqueeze(-1).to(x.dtype)
+

@@ -1,0 +1,354 @@
+"""The language of layers: `random + dot | remix(alpha=0.3)`.
+
+A layer is an expression. `|` puts residual sublayers in sequence, `+` adds attention logits before one softmax. The
+object form is the same sentence in Python:
+
+>>> from tokenmix.mixers import Dot, Random, Remix
+>>> parse("random + dot | remix(alpha=0.3)") == (Random() + Dot() | Remix(alpha=0.3))
+True
+>>> str(Random() + Dot() | Remix(alpha=0.3))
+'random + dot | remix(alpha=0.3)'
+
+The text is read with Python's own `ast`; nothing in it is evaluated. Names are small frozen dataclasses: hashable,
+comparable, printable. A new mixer registers itself here with `@register("name")` and is known everywhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+from torch import nn
+
+from tokenmix.mixers.site import Site
+from tokenmix.naming import unknown
+
+# ---------------------------------------------------------------------------------------------- options and checks
+
+
+@dataclass(frozen=True)
+class Check:
+    """What an option accepts: a predicate and the words for it. Checks combine with `|`."""
+
+    accepts: Callable[[Any], bool]
+    words: str
+
+    def __or__(self, other: Check) -> Check:
+        return Check(lambda value: self.accepts(value) or other.accepts(value), f"{self.words} or {other.words}")
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_literal, value)) + ("," if len(value) == 1 else "") + ")"
+    return repr(value)
+
+
+def one_of(*values: Any) -> Check:
+    """Exactly one of these values (and of the same type: True is not 1)."""
+    words = ", ".join(_literal(value) for value in values)
+    return Check(lambda v: any(type(v) is type(value) and v == value for value in values), f"one of {words}")
+
+
+def whole(low: int) -> Check:
+    """A whole number of at least `low`."""
+    return Check(lambda v: type(v) is int and v >= low, f"a whole number >= {low}")
+
+
+def between(low: float, high: float, *, below: bool = False) -> Check:
+    """A real number in [low, high], or in [low, high) with `below`."""
+    return Check(
+        lambda v: type(v) in (int, float) and low <= v and (v < high if below else v <= high),
+        f"a number in [{low:g}, {high:g}{')' if below else ']'}",
+    )
+
+
+flag = one_of(True, False)
+
+
+def option(default: Any, check: Check) -> Any:
+    """A dataclass field that an expression can set: `alpha: float = option(0.5, between(0, 1))`."""
+    return field(default=default, metadata={"check": check})
+
+
+# ------------------------------------------------------------------------------------------------- the expressions
+
+
+class Expression:
+    """What `parse` returns: one sublayer, a sum of attention terms, or several sublayers in sequence."""
+
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        """The residual sublayers, in order."""
+        raise TypeError(f"{type(self).__name__} is not a layer expression")
+
+    def __or__(self, other: Expression) -> Layer:
+        if not isinstance(other, Expression):
+            return NotImplemented
+        return Layer(self.sublayers + other.sublayers)
+
+    def __add__(self, other: Expression) -> Mix:
+        if not isinstance(other, Expression):
+            return NotImplemented
+        return Mix(_terms(self) + _terms(other))
+
+    def build(self, site: Site | None = None, **sizes: Any) -> nn.Module:
+        """Make the `nn.Module`; sizes are those of :class:`~tokenmix.mixers.site.Site`.
+
+        >>> parse("dot").build(d_model=64, heads=4, max_length=32)(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
+        """
+        if site is not None and sizes:
+            raise TypeError("give either a Site or sizes, not both")
+        return self.make(site if site is not None else Site(**sizes))
+
+    def make(self, site: Site) -> nn.Module:
+        """The module for this site; each expression says which."""
+        raise TypeError(f"{self} cannot be built")
+
+
+class Sublayer(Expression):
+    """One named sublayer. Subclasses are frozen dataclasses whose fields are their options."""
+
+    name: ClassVar[str]
+    causal: ClassVar[bool] = True  #: can it run in a decoder?
+    mixes: ClassVar[bool] = True  #: does it move information between tokens?
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            value, check = getattr(self, f.name), f.metadata["check"]
+            if not check.accepts(value):
+                raise ValueError(f"{self.name}({f.name}={_literal(value)}): {f.name} must be {check.words}")
+            if type(f.default) is float and type(value) is int:  # alpha=1 and alpha=1.0 are one expression
+                object.__setattr__(self, f.name, float(value))
+
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        return (self,)
+
+    def __str__(self) -> str:
+        given = [f"{f.name}={_literal(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
+        return f"{self.name}({', '.join(given)})" if given else self.name
+
+
+class Term(Sublayer):
+    """A sublayer that is a term of attention logits, so that it may be added to others with `+`."""
+
+    def make(self, site: Site) -> nn.Module:
+        from tokenmix.mixers.attention import Attention
+
+        return Attention((self,), None, site)
+
+    def make_term(self, site: Site) -> nn.Module:
+        """The module that computes this term's share of the logits."""
+        raise TypeError(f"{self.name} computes no logits")
+
+
+ALPHA_RULES = ("softmax", "sum", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Mix(Sublayer):
+    """Softmax(α₁S₁(X) + … + α_N S_N(X)) G(X), Eq. 8 of the Synthesizer paper.
+
+    `alpha` says how the weights come about: "softmax" (learnable, Σα = 1), "sum" (all 1) or "sigmoid" (two terms,
+    (1−α)·QKᵀ + α·S), the last two as the published T5 runs had it.
+    """
+
+    terms: tuple[Term, ...]
+    alpha: str = "softmax"
+    name: ClassVar[str] = "mix"
+
+    def __post_init__(self) -> None:
+        if self.alpha not in ALPHA_RULES:
+            raise unknown("rule for mix(alpha=…)", self.alpha, ALPHA_RULES)
+        for term in self.terms:
+            if not isinstance(term, Term):
+                raise _not_a_term(term)
+        if len(self.terms) < 2:
+            raise ValueError(f"mix needs at least two attention terms, as in mix(random, dot); got {len(self.terms)}")
+        if self.alpha == "sigmoid" and len(self.terms) != 2:
+            raise ValueError(f'mix(alpha="sigmoid") weighs exactly two terms, (1−α)·QKᵀ + α·S; got {len(self.terms)}')
+
+    def make(self, site: Site) -> nn.Module:
+        from tokenmix.mixers.attention import Attention
+
+        return Attention(self.terms, self.alpha, site)
+
+    def __str__(self) -> str:
+        if self.alpha == "softmax":
+            return " + ".join(map(str, self.terms))
+        return f"mix({', '.join(map(str, self.terms))}, alpha={_literal(self.alpha)})"
+
+
+@dataclass(frozen=True)
+class Layer(Expression):
+    """Sublayers in sequence, each wrapped in norm and residual (the ψ of the Remixer paper)."""
+
+    parts: tuple[Sublayer, ...]
+
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        return self.parts
+
+    def make(self, site: Site) -> nn.Module:
+        from tokenmix.mixers.residual import ResidualLayer
+
+        return ResidualLayer(self, site)
+
+    def __str__(self) -> str:
+        return " | ".join(map(str, self.parts))
+
+
+def mix(*terms: Expression, alpha: str = "softmax") -> Mix:
+    """The long form of `+`: `mix(Random(), Dot(), alpha="sum")`."""
+    return Mix(tuple(term for given in terms for term in _terms(given)), alpha)
+
+
+def _terms(expression: Expression) -> tuple[Term, ...]:
+    if isinstance(expression, Term):
+        return (expression,)
+    if isinstance(expression, Mix):
+        if expression.alpha != "softmax":
+            raise ValueError(f"{expression} has a rule of its own and cannot be added to; list all its terms inside mix(…)")
+        return expression.terms
+    raise _not_a_term(expression)
+
+
+def _not_a_term(culprit: Any) -> ValueError:
+    terms = [name for name, kind in REGISTRY.items() if issubclass(kind, Term)]
+    return ValueError(
+        f"'+' adds attention terms, and '{culprit}' is none; put it in sequence with '|' instead. "
+        f"Attention terms: {', '.join(sorted(terms))}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ the registry
+
+REGISTRY: dict[str, type[Sublayer]] = {}
+
+S = TypeVar("S", bound=type[Sublayer])
+
+
+def register(name: str) -> Callable[[S], S]:
+    """Class decorator: make a sublayer known to the language under `name`."""
+
+    def add(cls: S) -> S:
+        cls.name = name
+        frozen = dataclass(frozen=True)(cls)
+        for f in fields(frozen):
+            if f.default is MISSING or "check" not in f.metadata:
+                raise TypeError(f"{cls.__name__}.{f.name} needs option(default, check)")
+        REGISTRY[name] = frozen
+        return frozen  # type: ignore[return-value]
+
+    return add
+
+
+# -------------------------------------------------------------------------------------------------------- the reader
+
+LONGEST = 4000  # characters; an expression is a sentence, not a program
+
+
+def parse(text: str | Expression) -> Expression:
+    """Read a layer expression. Whatever is wrong is a `ValueError` that names the culprit and lists what exists.
+
+    >>> parse("randm | mlp")
+    Traceback (most recent call last):
+    ValueError: unknown mixer 'randm'; did you mean 'random'? Known: …
+    """
+    if isinstance(text, Expression):
+        return text
+    if not isinstance(text, str):
+        raise ValueError(f"a layer expression is text such as 'random + dot | geglu'; got {type(text).__name__}")
+    source = " ".join(text.split())
+    if not source:
+        raise ValueError(f"empty layer expression; known mixers: {', '.join(sorted(REGISTRY))}")
+    strange = next((c for c in source if not c.isascii() or not c.isprintable() or c in "#;\\"), None)
+    if strange is not None:
+        raise ValueError(f"character {strange!r} has no place in a layer expression: {source[:80]!r}")
+    if len(source) > LONGEST:
+        raise ValueError(f"layer expression of {len(source)} characters; at most {LONGEST} are read")
+    try:
+        tree = ast.parse(source, mode="eval").body
+        return _read(tree, source)
+    except SyntaxError as error:
+        raise ValueError(f"cannot read the layer expression {source!r}: {error.msg} at column {error.offset}") from None
+    except (RecursionError, MemoryError):
+        raise ValueError(f"the layer expression nests too deeply: {source[:80]!r}…") from None
+
+
+def _read(node: ast.expr, source: str) -> Expression:
+    match node:
+        case ast.BinOp(op=ast.BitOr() | ast.Add() as op):
+            operands: list[ast.expr] = []
+            while isinstance(node, ast.BinOp) and type(node.op) is type(op):  # a chain leans to the left
+                operands.append(node.right)
+                node = node.left
+            parts = [_read(part, source) for part in reversed([*operands, node])]
+            result = parts[0]
+            if isinstance(op, ast.BitOr):
+                return Layer(tuple(sublayer for part in parts for sublayer in part.sublayers))
+            return Mix(tuple(term for part in parts for term in _terms(part)))
+        case ast.Name(id=name):
+            if name == "mix":
+                raise ValueError('mix takes its terms in brackets: mix(random, dot, alpha="sum")')
+            return _lookup(name)()
+        case ast.Call(func=ast.Name(id="mix"), args=args, keywords=keywords):
+            given = _options("mix", keywords, ("alpha",))
+            result = mix(*(_read(arg, source) for arg in args), **given)
+            return result
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            kind = _lookup(name)
+            known = tuple(f.name for f in fields(kind))
+            if args:
+                hint = f"{name}({known[0]}={ast.unparse(args[0])})" if known else f"{name} has no options"
+                raise ValueError(f"options are given by name: {hint}; got {ast.unparse(node)}")
+            return kind(**_options(name, keywords, known))
+        case _:
+            raise ValueError(
+                f"cannot read {ast.unparse(node)!r} in the layer expression {source!r}; it is made of mixers, '|', '+', "
+                f"brackets and options by name. Known mixers: {', '.join(sorted(REGISTRY))}"
+            )
+
+
+def _lookup(name: str) -> type[Sublayer]:
+    if name not in REGISTRY:
+        raise unknown("mixer", name, REGISTRY)
+    return REGISTRY[name]
+
+
+def _options(owner: str, keywords: list[ast.keyword], known: tuple[str, ...]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for keyword in keywords:
+        if keyword.arg is None:
+            raise ValueError(f"{owner}(**…): options are given by name, one by one")
+        if keyword.arg not in known:
+            if not known:
+                raise ValueError(f"{owner} has no options; got {keyword.arg!r}")
+            raise unknown(f"option of {owner}", keyword.arg, known)
+        if keyword.arg in given:
+            raise ValueError(f"{owner}: option {keyword.arg!r} is given twice")
+        given[keyword.arg] = _value(keyword.value, f"{owner}({keyword.arg}=…)")
+    return given
+
+
+def _value(node: ast.expr, where: str) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | str() as value):
+            return value
+        case ast.Constant(value=float() as value) if math.isfinite(value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if (
+            not isinstance(value, bool) and math.isfinite(value)
+        ):
+            return -value
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return tuple(_value(item, where) for item in items)
+        case _:
+            raise ValueError(f"{where}: {ast.unparse(node)!r} is no value; give a finite number, a text in quotes, True or False")

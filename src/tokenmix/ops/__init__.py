@@ -1,0 +1,12 @@
+"""Two pure functions carry all arithmetic between tokens: `attend` and `persist`.
+
+`reference` holds both as the papers write them; `attend` and `persist` choose the fastest backend for the device.
+"""
+
+from tokenmix.ops import reference
+from tokenmix.ops.attend import attend
+from tokenmix.ops.epilogue import Compose, Epilogue, Gate
+from tokenmix.ops.persist import persist
+from tokenmix.ops.toeplitz import toeplitz
+
+__all__ = ["Compose", "Epilogue", "Gate", "attend", "persist", "reference", "toeplitz"]

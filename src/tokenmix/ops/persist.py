@@ -1,0 +1,123 @@
+"""persist(W, x) = epilogue(W·x): a mixing matrix shared by the whole batch.
+
+Padding is exact and costs one product for a batch of different lengths: with E = exp(H − rowmax), the softmax over the
+real tokens of an example is (E·(m ⊙ x)) / (E·m).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmix.ops import reference
+from tokenmix.ops.epilogue import Epilogue
+
+FLOOR = -80.0  # exp(−80) is still a normal float32 and bf16 number
+VANISHING = 1e-25  # a denominator this small means that a row sees only weights near the floor
+
+
+def persist(
+    weight: Tensor,
+    x: Tensor,
+    *,
+    softmax: bool = False,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    epilogue: Epilogue | None = None,
+) -> Tensor:
+    """epilogue(W·x) with one W for the whole batch.
+
+    Args:
+        weight: [queries, keys] or [heads, queries, keys]; logits if `softmax`, else the matrix itself.
+        x: [batch, keys, channels]; heads split the channels.
+        softmax: normalise each row of `weight` over the tokens it sees.
+        mask: [batch, keys], True for real tokens; padding contributes nothing.
+        causal: query i sees keys j ≤ i only.
+        dropout: probability of dropping an entry of the matrix, drawn once per batch.
+        epilogue: :class:`Compose`, :class:`Gate` or None.
+
+    >>> persist(torch.zeros(4, 4), torch.ones(2, 4, 8), softmax=True).shape
+    torch.Size([2, 4, 8])
+    """
+    w = weight if weight.dim() == 3 else weight[None]
+    heads, queries, keys = w.shape
+    if x.dim() != 3 or x.shape[1] != keys:
+        raise ValueError(f"x must be [batch, {keys}, channels] to fit W [{queries}, {keys}]; got {list(x.shape)}")
+    if x.shape[-1] % heads:
+        raise ValueError(f"{heads} heads do not divide the {x.shape[-1]} channels of x")
+    w = w.to(torch.promote_types(w.dtype, torch.float32))
+    triangle = torch.ones(queries, keys, dtype=torch.bool, device=w.device).tril() if causal else None
+    seen = x if mask is None else x * mask.unsqueeze(-1).to(x.dtype)  # m ⊙ x
+    if not softmax:
+        w = w if triangle is None else w * triangle
+        s = shared_matmul(_drop(w, dropout).to(x.dtype), seen)
+    elif mask is None:
+        w = torch.softmax(w if triangle is None else w.masked_fill(~triangle, float("-inf")), -1)
+        s = shared_matmul(_drop(w, dropout).to(x.dtype), seen)
+    else:
+        # softmax over the real tokens = (E·(m ⊙ x)) / (E·m),  E = exp(H − rowmax)
+        w = w if triangle is None else w.masked_fill(~triangle, float("-inf"))
+        e = torch.exp((w - w.detach().amax(-1, keepdim=True)).clamp_min(FLOOR))
+        e = (e if triangle is None else e * triangle).to(x.dtype if x.dtype != torch.float16 else torch.float32)
+        m = mask.to(w.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            total = torch.einsum("hij,bj->bih", e.to(w.dtype), m)  # the same rounded E in both products
+        if _vanishes(total, m, causal):
+            return reference.persist(weight, x, softmax=True, mask=mask, causal=causal, dropout=dropout, epilogue=epilogue)
+        s = shared_matmul(_drop(e, dropout), seen.to(e.dtype)).unflatten(-1, (heads, -1))
+        s = (s * torch.where(total > 0, 1 / total.clamp_min(VANISHING), 0.0).unsqueeze(-1)).flatten(-2).to(x.dtype)
+    return reference.apply_epilogue(s, x, epilogue)
+
+
+class _SharedMatmul(torch.autograd.Function):
+    """W [h, i, j] times x [b, j, h·d], W shared by the batch.
+
+    `torch.matmul` broadcasts by transposing and copying x, and its gradient holds one copy of dW per example; here the
+    batch is a stride of 0 on the way forward and part of the contraction on the way back.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(w, x)
+        return _product(w, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        w, x = ctx.saved_tensors
+        heads = w.shape[0]
+        dw = dx = None
+        if ctx.needs_input_grad[0]:
+            dw = torch.einsum("bihd,bjhd->hij", grad.unflatten(-1, (heads, -1)), x.unflatten(-1, (heads, -1)))
+        if ctx.needs_input_grad[1]:
+            dx = _product(w.transpose(-1, -2), grad)
+        return dw, dx
+
+
+def shared_matmul(w: Tensor, x: Tensor) -> Tensor:
+    """W [h, i, j] · x [b, j, h·d] → [b, i, h·d]; under autocast in its dtype, else in that of W."""
+    dtype = w.dtype
+    if dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    return _SharedMatmul.apply(w.to(dtype), x.to(dtype))
+
+
+def _product(w: Tensor, x: Tensor) -> Tensor:
+    heads = w.shape[0]
+    if heads == 1:
+        return torch.bmm(w.expand(x.shape[0], -1, -1), x)
+    return torch.einsum("hij,bjhd->bihd", w, x.unflatten(-1, (heads, -1))).flatten(-2)
+
+
+def _drop(w: Tensor, dropout: float) -> Tensor:
+    return torch.dropout(w, dropout, True) if dropout else w
+
+
+def _vanishes(total: Tensor, m: Tensor, causal: bool) -> bool:
+    """Does a row see tokens, yet only with weights below what exp resolves? Asked outside compiled graphs only."""
+    if torch.compiler.is_compiling() or (total.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    sees = (m.cumsum(-1) if causal else m.sum(-1, keepdim=True)).unsqueeze(-1) > 0
+    return bool(((total < VANISHING) & sees).any())
