@@ -92,7 +92,9 @@ class Task:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(itertools.chain.from_iterable(source.splits for source in self.sources)))
+        names = dict.fromkeys(itertools.chain.from_iterable(source.splits for source in self.sources))
+        usual = {"train": 0, "validation": 1, "test": 2}
+        return tuple(sorted(names, key=lambda name: usual.get(name, 3)))
 
     def source(self, split: str, data: str | Path | None = None) -> Source:
         """The source that serves `split`: the first that has it."""
