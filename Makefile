@@ -63,7 +63,7 @@ $(STAMP):
 	"$(BIN)/python" -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear "$(VENV)"; \
 	rm -f "$(VENV)"/.complete-*; \
 	log="$(VENV)/setup.log"; \
-	echo "setting up $(VENV) with $$("$(BIN)/python" -V) (about 3 minutes the first time; details in $$log)"; \
+	echo "setting up $(VENV) with $$("$(BIN)/python" -V) (about 2 minutes the first time; details in $$log)"; \
 	$(PINS) "$(BIN)/python" -m pip install --no-compile -e ".[$(EXTRAS)]" 2>&1 | tee "$$log" | awk ' \
 	  /^(Collecting|Processing) / { if (++n % 25 == 0) print "  " n " packages found" } \
 	  /^Installing collected packages/ { print "  installing " n " packages" } \
