@@ -42,16 +42,6 @@ METRICS: Mapping[str, tuple[str, Callable[[Any, Any], dict[str, float]]]] = {
 }
 
 
-class _Absolute(Files):
-    """Files named by path: relative to the working directory, whatever the data folder is."""
-
-    def _root(self, data: str | Path | None) -> Path:
-        return Path(self.folder)
-
-    def looked_for(self, split: str, data: str | Path | None = None) -> str:
-        return str(Path(self.folder) / str(self.splits[split]))
-
-
 def file_task(spec: str) -> Task:
     """The task of a `file:` specification.
 
@@ -67,7 +57,7 @@ def file_task(spec: str) -> Task:
         raise ValueError(f"{spec!r} names no file; expected e.g. file:train.jsonl?input=question&target=answer")
     file = Path(path).expanduser()
     splits = {"train": file.name} | {s: options[s] for s in ("validation", "test") if s in options}
-    source = _Absolute(str(file.parent), splits)
+    source = Files(str(file.parent.resolve()), splits)
     name, url = options.get("name", spec), f"the path {path!r}"
     common: dict[str, Any] = {"default_split": next((s for s in ("validation", "test") if s in splits), "train"), "url": url}
     if "label" in options:

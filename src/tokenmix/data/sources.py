@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +43,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Files:
-    """Files below `folder` of the data folder.
+    """Files below `folder` of the data folder (or an absolute folder).
 
     splits  split → file name without .gz/.xz; `*` matches several; a tuple is read one after the other, all must be there
     read    file → rows
@@ -58,7 +58,7 @@ class Files:
     note: str = ""
 
     def _root(self, data: str | Path | None) -> Path | None:
-        root = data_folder(data)
+        root = Path("/") if Path(self.folder).is_absolute() else data_folder(data)
         return root / self.folder if root else None
 
     def paths(self, split: str, data: str | Path | None = None) -> list[Path]:
@@ -86,7 +86,8 @@ class Files:
     def looked_for(self, split: str, data: str | Path | None = None) -> str:
         patterns = self.splits[split]
         names = (patterns,) if isinstance(patterns, str) else patterns
-        return ", ".join(str((data_folder(data) or Path("$TOKENMIX_DATA")) / self.folder / name) for name in names)
+        root = self._root(data) or Path("$TOKENMIX_DATA") / self.folder
+        return ", ".join(str(root / name) for name in names)
 
     def rows(self, split: str, data: str | Path | None = None) -> Iterator[Row]:
         for path in self.paths(split, data):
@@ -113,17 +114,29 @@ class Hub:
 
     def rows(self, split: str, data: str | Path | None = None) -> Iterator[Row]:
         dataset = load_from_hub(self.name, self.config, self.splits[split], self.streaming)
-        path = f"{self.where(split)}, split {self.splits[split]}"
+        return (row for number, record in enumerate(dataset, 1) for row in self._adapted(record, split, number))
 
-        def generate() -> Iterator[Row]:
-            for number, record in enumerate(dataset, 1):
-                row = Row(record, path, number)
-                yield from self.adapt(row) if self.adapt else (row,)
+    def indexed(self, split: str) -> Sequence[Row]:
+        """Rows by number, each read when asked for (images stay on disk until then)."""
+        return _HubRows(self, split, load_from_hub(self.name, self.config, self.splits[split], streaming=False))
 
-        return generate()
+    def _adapted(self, record: dict[str, Any], split: str, number: int) -> Iterable[Row]:
+        row = Row(record, f"{self.where(split)}, split {self.splits[split]}", number)
+        return self.adapt(row) if self.adapt else (row,)
 
 
-def load_from_hub(name: str, config: str | None, split: str, streaming: bool) -> Iterable[dict[str, Any]]:
+class _HubRows(Sequence[Row]):
+    def __init__(self, hub: Hub, split: str, dataset: Any):
+        self.hub, self.split, self.dataset = hub, split, dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return next(iter(self.hub._adapted(self.dataset[index], self.split, index + 1)))
+
+
+def load_from_hub(name: str, config: str | None, split: str, streaming: bool) -> Any:
     """`datasets.load_dataset`; a repository that still holds a loading script is read from its parquet export instead."""
     from datasets import load_dataset
 

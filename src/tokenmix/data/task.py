@@ -130,13 +130,17 @@ class Task:
     def stream(self, split: str, data: str | Path | None = None, form: str | None = None) -> Iterator[Example]:
         """Examples one by one, in the order of the source; reads no more than is asked for."""
         convert = self._converter(form)
+        for row in self._rows(split, data):
+            yield from _convert(convert, row, split)
+
+    def _rows(self, split: str, data: str | Path | None) -> Iterable[Row]:
         source = self.source(split, data)
+        if not isinstance(source, Hub):
+            return source.rows(split, data)
         try:
-            rows = source.rows(split, data)
+            return source.indexed(split) if self.lazy else source.rows(split)
         except FileNotFoundError as error:
             raise self._missing(split, data, str(error)) from error
-        for row in rows:
-            yield from _convert(convert, row, split)
 
     def load(
         self, split: str, data: str | Path | None = None, form: str | None = None, limit: int | None = None
@@ -147,8 +151,9 @@ class Task:
         'run right twice and turn opposite right thrice'
         """
         if self.lazy:
-            rows = list(self.source(split, data).rows(split, data))
-            return LazyExamples(rows[:limit], self._converter(form), split)
+            rows = self._rows(split, data)
+            rows = rows if isinstance(rows, Sequence) else list(rows)
+            return LazyExamples(rows, range(len(rows))[:limit], self._converter(form), split)
         if not self.shuffle:
             return list(itertools.islice(self.stream(split, data, form), limit))
         examples = list(self.stream(split, data, form))
@@ -192,16 +197,16 @@ def _convert(convert: Convert, row: Row, split: str) -> Iterable[Example]:
 class LazyExamples(Sequence[Example]):
     """Examples made when asked for: an image is opened when its turn comes."""
 
-    def __init__(self, rows: Sequence[Row], convert: Convert, split: str):
-        self.rows, self.convert, self.split = rows, convert, split
+    def __init__(self, rows: Sequence[Row], order: Sequence[int], convert: Convert, split: str):
+        self.rows, self.order, self.convert, self.split = rows, order, convert, split
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.order)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return LazyExamples(self.rows[index], self.convert, self.split)
-        return next(iter(_convert(self.convert, self.rows[index], self.split)))
+            return LazyExamples(self.rows, self.order[index], self.convert, self.split)
+        return next(iter(_convert(self.convert, self.rows[self.order[index]], self.split)))
 
 
 _TASKS: dict[str, Task] = {}
