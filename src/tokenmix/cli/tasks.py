@@ -52,10 +52,10 @@ def _present(entry: dict[str, Any]) -> str:
 
 @app.command("tasks")
 def tasks(
-    data: Path | None = typer.Option(None, "--data", help="Folder of local data; default: the environment's TOKENMIX_DATA."),
+    data: Path | None = typer.Option(None, "--data", help="Folder of local data; default: $TOKENMIX_DATA."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """List every task: its splits and metric, and whether its data is present, in which folder or under which Hub name."""
+    """List every task: splits, metric, and whether its data is present, in which folder or under which Hub name."""
     from tokenmix.data.task import list_tasks
 
     entries = [describe(name, data) for name in list_tasks()]
@@ -63,6 +63,7 @@ def tasks(
         typer.echo(json.dumps(entries, indent=2, ensure_ascii=False))
         return
     table = Table("task", "family", "forms", "splits", "metric", "present", "where", "note")
+    table.caption = "one's own: file:train.jsonl?input=question&target=answer, images:FOLDER"
     for column in table.columns:
         column.overflow = "fold"  # a long name goes over two lines, it is never cut
     for entry in entries:

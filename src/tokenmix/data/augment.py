@@ -1,7 +1,7 @@
 """The gMLP paper's image recipe (its Table 7) on a batch, by kornia: AutoAugment, mixup or cutmix, label smoothing.
 
     augment = Augment(classes=1000)                       # mixup 0.8, cutmix 1.0, switch 0.5, smoothing 0.1
-    images, targets = augment(images, labels)             # float [B, 3, H, W] in [0, 1]; labels [B] → soft targets [B, classes]
+    images, targets = augment(images, labels)             # [B, 3, H, W] in [0, 1] and [B] → targets [B, classes]
 
 Soft targets sum to 1, and before smoothing a class's share is its share of the pixels.
 """
@@ -53,9 +53,14 @@ class Augment(nn.Module):
         smoothing: float = 0.1,
     ):
         super().__init__()
-        for name, value, low, high in (("mixup", mixup, 0, 1e9), ("cutmix", cutmix, 0, 1e9), ("switch", switch, 0, 1), ("smoothing", smoothing, 0, 1)):
-            if not low <= value <= high:
-                raise ValueError(f"{name}={value}: expected a number from {low} to {high:g}")
+        for name, value, high in (
+            ("mixup", mixup, 1e9),
+            ("cutmix", cutmix, 1e9),
+            ("switch", switch, 1),
+            ("smoothing", smoothing, 1),
+        ):
+            if not 0 <= value <= high:
+                raise ValueError(f"{name}={value}: expected a number from 0 to {high:g}")
         self.classes, self.smoothing = classes, smoothing
         self.mixup, self.cutmix = mixup, cutmix
         self.switch = switch if mixup and cutmix else float(bool(cutmix))
@@ -63,13 +68,16 @@ class Augment(nn.Module):
         self._auto = kornia.auto.AutoAugment(policy) if policy else None
         # λ is passed in for mixup: kornia itself would draw it uniformly
         self._mixup = kornia.RandomMixUpV2(data_keys=["input", "class"])
-        self._cutmix = kornia.RandomCutMixV2(beta=cutmix or 1.0, data_keys=["input", "class"], same_on_batch=True, use_correct_lambda=True)
+        self._cutmix = kornia.RandomCutMixV2(
+            beta=cutmix or 1.0, data_keys=["input", "class"], same_on_batch=True, use_correct_lambda=True
+        )
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         if images.ndim != 4 or not images.is_floating_point():
-            raise ValueError(f"images of shape {tuple(images.shape)}, {images.dtype}: expected floats [batch, channels, height, width] in [0, 1]")
+            given = f"{tuple(images.shape)}, {images.dtype}"
+            raise ValueError(f"images of shape {given}: expected floats [batch, channels, height, width] in [0, 1]")
         if labels.shape != images.shape[:1]:
-            raise ValueError(f"labels of shape {tuple(labels.shape)} for {len(images)} images: expected one class number each")
+            raise ValueError(f"labels of shape {tuple(labels.shape)} for {len(images)} images: expected one class each")
         if not self.training:
             nothing = torch.zeros(len(labels), device=images.device)
             return images, soft_targets(labels, labels, nothing, self.classes)

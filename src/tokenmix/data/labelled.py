@@ -1,4 +1,4 @@
-"""Tasks whose answer is one of a few labels, or a number: GLUE, SuperGLUE, entailment and documents are written with this.
+"""Tasks whose answer is one of a few labels: GLUE, SuperGLUE, entailment and documents are written with this.
 
 >>> label_index("neutral", ("entailment", "neutral"))
 1
@@ -18,7 +18,7 @@ from tokenmix.evaluation import metrics
 
 
 def label_index(value: Any, labels: Sequence[str], aliases: Mapping[str, str] | None = None) -> int | None:
-    """A label as files and the Hub write it (a name, an index, a bool, a digit) as an index; None where it is hidden."""
+    """A label as files and the Hub write it (name, index, bool, digit) as an index; None where it is hidden."""
     value = (aliases or {}).get(value, value) if isinstance(value, str) else value
     if value is None or value in (-1, "-1"):
         return None
@@ -34,7 +34,7 @@ def label_index(value: Any, labels: Sequence[str], aliases: Mapping[str, str] | 
 def golden(examples: Sequence[Example]) -> list[Any]:
     """The true labels; an error where they are hidden."""
     if any(example.label is None for example in examples):
-        raise ValueError("these examples carry no labels (a hidden test set?); evaluate on another split, e.g. validation")
+        raise ValueError("these examples carry no labels (a hidden test set?); evaluate on validation")
     return [example.label for example in examples]
 
 
@@ -80,7 +80,7 @@ def labelled_task(
     clean: Callable[[str], str] = str,
     **options: Any,
 ) -> Task:
-    """A classification task. `fields` go into the text form in that order, `texts` (default: the same) into the classify form."""
+    """A classification task: `fields` make the text form, in that order, `texts` (or the same) the classify form."""
     pair = texts or fields
 
     def label(row: Row) -> int | None:

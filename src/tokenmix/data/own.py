@@ -3,7 +3,7 @@
 What follows the `?`:
 
     input=COLUMN&target=COLUMN     text-to-text; `input` may be left out (then the input is empty)
-    text=COLUMN&label=COLUMN       classification: `text=COLUMN,COLUMN` for pairs; the labels are those in the training file
+    text=COLUMN&label=COLUMN       classification (`text=COLUMN,COLUMN` for pairs); labels: those in the training file
     text=COLUMN                    documents for language models; a .txt file needs no options: one document a line
     validation=FILE&test=FILE      further splits, next to the training file
     metric=exact_match             for text-to-text: exact_match, accuracy, bleu, rouge, squad
@@ -59,7 +59,8 @@ def file_task(spec: str) -> Task:
     splits = {"train": file.name} | {s: options[s] for s in ("validation", "test") if s in options}
     source = Files(str(file.parent.resolve()), splits)
     name, url = options.get("name", spec), f"the path {path!r}"
-    common: dict[str, Any] = {"default_split": next((s for s in ("validation", "test") if s in splits), "train"), "url": url}
+    evaluated = next((split for split in ("validation", "test") if split in splits), "train")
+    common: dict[str, Any] = {"default_split": evaluated, "url": url}
     if "label" in options:
         return _labelled(name, source, options, common)
     if "target" in options:
@@ -99,7 +100,8 @@ def _labelled(name: str, source: Files, options: dict[str, str], common: dict[st
             texts = tuple(str(row[c]) for c in columns)
             if form == "classify":
                 return Example(texts=texts, label=index)
-            return Example(input=" ".join(f"{c}: {t}" for c, t in zip(columns, texts, strict=True)), target=labels[index], label=index)
+            text = " ".join(f"{name}: {text}" for name, text in zip(columns, texts, strict=True))
+            return Example(input=text, target=labels[index], label=index)
 
         return to_example
 

@@ -1,6 +1,6 @@
 """Files to rows: plain, `.gz` and `.xz` files of tsv, csv, jsonl, text, parallel text and idx arrays.
 
-A reader takes a path and yields `Row`s. A row knows its file and line, so that whoever finds it malformed can say where.
+A reader takes a path and yields `Row`s. A row knows its file and line: whoever finds it malformed can say where.
 
 >>> row = Row({"text": "a b"}, "train.tsv", 7)
 >>> row["label"]
@@ -59,7 +59,7 @@ def open_bytes(path: Path) -> BinaryIO:
 def open_text(path: Path) -> TextIO:
     """The file's text: UTF-8 (a byte order mark is dropped), lines ending at "\\n" only."""
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    return opener(path, "rt", encoding="utf-8-sig", newline="\n")  # type: ignore[operator,return-value]
+    return opener(path, "rt", encoding="utf-8-sig", newline="\n")  # type: ignore[operator]
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -76,8 +76,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 def tsv(columns: Sequence[str] = (), optional: int = 0, corrupt: int = 0) -> Reader:
     """A reader of tab-separated lines without quoting. No `columns`: the first line names them.
 
-    `optional` trailing columns may be absent or blank lines skipped; up to `corrupt` rows with a wrong number of fields are
-    passed over (the released file has them), any more is an error.
+    That many `optional` trailing columns may be absent. Up to `corrupt` rows with a wrong number of fields are passed
+    over (the released file has them), any more is an error. Blank lines are skipped.
     """
 
     def read(path: Path) -> Iterator[Row]:
@@ -210,8 +210,9 @@ def idx(path: Path) -> np.ndarray:
         raise ValueError(f"{path}: expected an idx-ubyte file (bytes 00 00 08), found {content[:4].hex(' ')}")
     header = 4 + 4 * content[3]
     shape = tuple(np.frombuffer(content, ">u4", count=content[3], offset=4).astype(int))
-    if len(content) - header != int(np.prod(shape)):
-        raise ValueError(f"{path}: expected {int(np.prod(shape))} bytes after the header, found {len(content) - header}")
+    expected, found = int(np.prod(shape)), len(content) - header
+    if found != expected:
+        raise ValueError(f"{path}: expected {expected} bytes after the header, found {found}")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
@@ -225,5 +226,5 @@ def by_suffix(path: Path) -> Iterator[Row]:
     kinds: dict[str, Reader] = {".tsv": tsv(), ".csv": csv_rows(), ".jsonl": jsonl, ".json": jsonl, ".txt": lines}
     suffix = Path(re.sub(r"\.(gz|xz)$", "", path.name)).suffix
     if suffix not in kinds:
-        raise ValueError(f"{path}: expected a file ending in {', '.join(kinds)} (or .gz, .xz after it), found {suffix!r}")
+        raise ValueError(f"{path}: expected a name ending in {', '.join(kinds)} (then .gz or .xz), found {suffix!r}")
     return kinds[suffix](path)

@@ -33,9 +33,10 @@ def data_folder(data: str | Path | None = None) -> Path | None:
 class Source(Protocol):
     """What a task asks of a source."""
 
-    splits: Mapping[str, Any]
-    note: str
-
+    @property
+    def splits(self) -> Mapping[str, Any]: ...
+    @property
+    def note(self) -> str: ...
     def has(self, split: str, data: str | Path | None = None) -> bool: ...
     def where(self, split: str, data: str | Path | None = None) -> str: ...
     def rows(self, split: str, data: str | Path | None = None) -> Iterator[Row]: ...
@@ -45,7 +46,7 @@ class Source(Protocol):
 class Files:
     """Files below `folder` of the data folder (or an absolute folder).
 
-    splits  split → file name without .gz/.xz; `*` matches several; a tuple is read one after the other, all must be there
+    splits  split → file name without .gz/.xz; `*` matches several; a tuple is read in turn, all must be there
     read    file → rows
     adapt   row → rows with the task's field names, where the files have others
     note    what a table must say about numbers made with these files, e.g. that they are a subset
@@ -64,17 +65,19 @@ class Files:
     def paths(self, split: str, data: str | Path | None = None) -> list[Path]:
         """The files of a split; empty unless every one of its patterns is there."""
         root = self._root(data)
+        if root is None:
+            return []
         patterns = self.splits[split]
         found: list[Path] = []
         for pattern in (patterns,) if isinstance(patterns, str) else patterns:
-            plain: dict[str, Path] = {}
-            for end in reversed(COMPRESSED) if root else ():
-                for path in root.glob(pattern + end) if "*" in pattern else [root / (pattern + end)]:  # type: ignore[union-attr]
+            there: dict[str, Path] = {}  # by name without .gz, .xz; a plain file comes before a compressed one
+            for end in COMPRESSED:
+                for path in root.glob(pattern + end) if "*" in pattern else [root / (pattern + end)]:
                     if path.exists():
-                        plain[str(path).removesuffix(end) if end else str(path)] = path
-            if not plain:
+                        there.setdefault(str(path).removesuffix(end), path)
+            if not there:
                 return []
-            found += [plain[key] for key in sorted(plain)]
+            found += [there[name] for name in sorted(there)]
         return found
 
     def has(self, split: str, data: str | Path | None = None) -> bool:
@@ -137,7 +140,7 @@ class _HubRows(Sequence[Row]):
 
 
 def load_from_hub(name: str, config: str | None, split: str, streaming: bool) -> Any:
-    """`datasets.load_dataset`; a repository that still holds a loading script is read from its parquet export instead."""
+    """`datasets.load_dataset`; a repository that still holds a loading script is read from its parquet export."""
     from datasets import load_dataset
 
     log.info("loading %s from the Hugging Face Hub", name)
@@ -149,7 +152,8 @@ def load_from_hub(name: str, config: str | None, split: str, streaming: bool) ->
                 raise
             return load_dataset(name, config, split=split, streaming=streaming, revision="refs/convert/parquet")
     except Exception as error:  # whatever the network or the Hub answered: to the caller the data is not there
-        raise FileNotFoundError(f"the Hugging Face Hub did not serve {name!r}: {type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise FileNotFoundError(f"The Hugging Face Hub did not serve {name!r} ({reason})") from error
 
 
 @dataclass(frozen=True, eq=False)

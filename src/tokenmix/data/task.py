@@ -55,10 +55,15 @@ Score = Callable[..., dict[str, float]]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """`convert` maps each form to a function (row, split) → Example or several; `score` maps (predictions, examples) to metrics.
+    """What a data set is to a model.
 
-    `decode` reads a generated text as a prediction; without it a text names one of `labels`, or stands for itself.
-    `shuffle`: the source is sorted by class, so a split is permuted, the same way each time. `lazy`: examples are made when asked for.
+    sources  where rows come from, in order of preference
+    convert  form → function (row, split) → Example or several
+    score    (predictions, examples) → metrics, `metric` the headline among them
+    decode   generated text → prediction; without it a text names one of `labels`, or stands for itself
+    shuffle  the source is sorted by class, so a split is permuted, the same way each time
+    lazy     examples are made when asked for
+    note     what a table must say about any number made with it
     """
 
     name: str
@@ -114,13 +119,13 @@ class Task:
             f"task {self.name!r}, split {split!r}: data not found. Looked for {looked} (plain, .gz or .xz)"
             + ("" if folder else "; no data folder is set")
             + (f". {reason}" if reason else "")
-            + f". To get it: {' or '.join(filter(None, [self.url, *hubs]))}; put the official files into that layout and pass "
-            + "--data DIR or set TOKENMIX_DATA=DIR"
+            + f". To get it: {' or '.join(filter(None, [self.url, *hubs]))}; put the official files into that layout "
+            + "and pass --data DIR or set TOKENMIX_DATA=DIR"
             + (", or go online so that the Hub can be read" if hubs else "")
         )
 
     def about(self, split: str | None = None, data: str | Path | None = None) -> str:
-        """What a table must say about numbers made here, e.g. that the local files are a subset; "" for the full benchmark."""
+        """What a table must say about numbers made here, e.g. that the files are a subset; else ""."""
         notes = [self.note]
         for name in [split] if split else self.splits:
             source = next((s for s in self.sources if s.has(name, data)), None)
@@ -178,7 +183,9 @@ class Task:
     def evaluate(self, predictions: Sequence[Any], examples: Sequence[Example], **options: Any) -> dict[str, float]:
         """Metrics by name, the headline (`task.metric`) first; shares in percent."""
         if len(predictions) != len(examples):
-            raise ValueError(f"{len(predictions)} predictions for {len(examples)} examples of {self.name!r}: expected as many")
+            raise ValueError(
+                f"{len(predictions)} predictions for {len(examples)} examples of {self.name!r}: expected as many"
+            )
         if not examples:
             raise ValueError(f"no examples of {self.name!r} to evaluate: expected at least one")
         result = self.score(predictions, examples, **options)
@@ -228,7 +235,7 @@ def _load_families() -> None:
 
 
 def get_task(name: str) -> Task:
-    """The task of that name; `file:train.jsonl?input=question&target=answer` and `images:FOLDER` make one of one's own files."""
+    """The task of that name; `file:train.jsonl?input=…&target=…` and `images:FOLDER` make one of one's own files."""
     if name in _TASKS:
         return _TASKS[name]
     _load_families()

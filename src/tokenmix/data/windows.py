@@ -1,9 +1,9 @@
 """Span answers from contexts longer than the model: cut into overlapping windows, and put the answers together again.
 
-    windows = make_windows(examples, tokenizer, max_length=384, overlap=128)
-    …                                  # the model gives start and end logits for every window
-    answers = best_answers(windows, starts, ends, examples)
-    task.evaluate([answer.text for answer in answers], examples)
+windows = make_windows(examples, tokenizer, max_length=384, overlap=128)
+…                                  # the model gives start and end logits for every window
+answers = best_answers(windows, starts, ends, examples)
+task.evaluate([answer.text for answer in answers], examples)
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ def make_windows(
 ) -> list[Window]:
     """Windows of at most `max_length` tokens over each example's context; neighbours share `overlap` tokens.
 
-    `tokenizer` is a fast Hugging Face tokenizer. A question longer than `max_question` tokens is cut, as BERT's code does.
+    `tokenizer` is a fast Hugging Face tokenizer. A question longer than `max_question` tokens is cut, as for BERT.
     """
     if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"{type(tokenizer).__name__} is no fast tokenizer; windows need character offsets: use one with a tokenizer.json")
+        kind = type(tokenizer).__name__
+        raise ValueError(f"{kind} is no fast tokenizer; windows need character offsets: use one with a tokenizer.json")
     windows = []
     for index, example in enumerate(examples):
         encoded = tokenizer(
@@ -99,8 +100,9 @@ def best_answers(
 ) -> list[Answer]:
     """The answer to each example out of all its windows.
 
-    A span scores start logit + end logit; it lies inside the context and has at most `max_answer` tokens. `null_threshold`
-    (SQuAD v2.0): the answer is "" where "no answer" (the first token, at its lowest over the windows) beats it by more.
+    A span scores start logit + end logit; it lies inside the context and has at most `max_answer` tokens.
+    `null_threshold` (SQuAD v2.0): the answer is "" where "no answer" (the first token, at its lowest over the windows)
+    beats it by more.
     """
     spans: list[dict[tuple[int, int], float]] = [{} for _ in examples]
     null = [float("inf")] * len(examples)
@@ -115,7 +117,7 @@ def best_answers(
         best = np.argpartition(scores, max(scores.size - n_best, 0), axis=None)[-n_best:]
         for first, last in zip(*np.unravel_index(best, scores.shape), strict=True):
             if np.isfinite(scores[first, last]):
-                key = (window.offsets[first][0], window.offsets[last][1])  # type: ignore[index]
+                key = (window.offsets[first][0], window.offsets[last][1])
                 found = spans[window.example]
                 found[key] = max(found.get(key, -np.inf), float(scores[first, last]))
     return [

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-# ---------------------------------------------------------------------------------------------------------------- labels
+# ---------------------------------------------------------------------------------------------- labels
 
 
 def accuracy(predictions: Sequence[Any], truth: Sequence[Any]) -> float:
@@ -29,7 +29,9 @@ def accuracy(predictions: Sequence[Any], truth: Sequence[Any]) -> float:
 exact_match = accuracy
 
 
-def exact_match_by_category(predictions: Sequence[str], truth: Sequence[str], categories: Sequence[str]) -> dict[str, float]:
+def exact_match_by_category(
+    predictions: Sequence[str], truth: Sequence[str], categories: Sequence[str]
+) -> dict[str, float]:
     """Exact match over all, and `exact_match/NAME` for each category."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for prediction, target, category in zip(predictions, truth, categories, strict=True):
@@ -91,7 +93,7 @@ def multirc(predictions: Sequence[int], truth: Sequence[int], questions: Sequenc
     return {"f1a": f1(predictions, truth), "exact_match": 100 * sum(right.values()) / len(right)}
 
 
-# --------------------------------------------------------------------------------------------------------------- answers
+# --------------------------------------------------------------------------------------------- answers
 
 
 def normalize_answer(text: str) -> str:
@@ -124,12 +126,12 @@ def squad(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> dict[
 
 
 _DETERMINERS = frozenset(
-    "a an few her his each every many much my our some that the their these this those which whose your".split()
+    """a an few her his each every many much my our some that the their these this those which whose your""".split()  # noqa: SIM905
 )
 
 
 def wsc_match(prediction: str, referent: str) -> bool:
-    """T5's rule for WSC: the words of one are a subset of the other's, determiners aside; only both or none is possessive.
+    """T5's rule for WSC: the words of one are among the other's, determiners aside; both or none is possessive.
 
     >>> wsc_match("the fuzzy bunny", "bunny"), wsc_match("", "bunny"), wsc_match("Bob's", "Bob")
     (True, False, False)
@@ -140,7 +142,7 @@ def wsc_match(prediction: str, referent: str) -> bool:
     return words[0] <= words[1] or words[1] <= words[0]
 
 
-# ------------------------------------------------------------------------------------------------------ language modelling
+# ---------------------------------------------------------------------------------- language modelling
 
 
 def perplexity(nll: float, tokens: int, words: int | None = None) -> dict[str, float]:
@@ -158,12 +160,12 @@ def perplexity(nll: float, tokens: int, words: int | None = None) -> dict[str, f
 
 
 def score_documents(predictions: Sequence[tuple[float, int]], examples: Sequence[Any]) -> dict[str, float]:
-    """Perplexity of documents; a prediction is (summed negative log likelihood, tokens predicted), words are split at spaces."""
+    """Perplexity of documents; a prediction is (summed negative log likelihood, tokens), words are split at spaces."""
     nll, tokens = sum(p[0] for p in predictions), sum(p[1] for p in predictions)
     return perplexity(nll, tokens, sum(len(example.target.split()) for example in examples))
 
 
-# ------------------------------------------------------------------------------------------------------------- generation
+# ------------------------------------------------------------------------------------------ generation
 # references: for each prediction, one or several texts
 
 
@@ -183,7 +185,7 @@ def bleu_signature(references: int = 1) -> str:
     return str(metric.get_signature())
 
 
-def _streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
+def _streams(references: Sequence[Sequence[str]]) -> list[list[Any]]:
     """Transposed for sacrebleu, which allows None where an example has fewer references."""
     width = max(len(options) for options in references)
     return [[options[i] if i < len(options) else None for options in references] for i in range(width)]
@@ -237,7 +239,7 @@ def _wordnet() -> Any:
 
 
 def meteor(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """METEOR by nltk. Its name is `meteor_no_synonyms` where the WordNet files are not installed: a different number."""
+    """METEOR by nltk; called `meteor_no_synonyms` where the WordNet files are not installed: a different number."""
     from nltk.translate.meteor_score import meteor_score
 
     wordnet = _wordnet()
@@ -287,7 +289,7 @@ def cider(predictions: Sequence[str], references: Sequence[Sequence[str]], sigma
 def embedding_similarity(
     predictions: Sequence[str], references: Sequence[Sequence[str]], vectors: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    """Similarity of prediction and nearest reference by word vectors: average, extrema and greedy matching (nlg-eval's three)."""
+    """Similarity to the nearest reference by word vectors: average, extrema and greedy matching, as in nlg-eval."""
     total = dict.fromkeys(("embedding_average", "embedding_extrema", "embedding_greedy"), 0.0)
 
     def embed(text: str) -> np.ndarray | None:

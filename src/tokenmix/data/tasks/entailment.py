@@ -1,4 +1,4 @@
-"""Natural language inference beyond GLUE: SNLI, Adversarial NLI (R1–R3), ConjNLI, abductive NLI. (`mnli`, `qnli`: see glue.py.)"""
+"""Natural language inference beyond GLUE (`mnli`, `qnli`: see glue.py): SNLI, Adversarial, conjunctive, abductive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ LETTERS = {"e": "entailment", "n": "neutral", "c": "contradiction"}
 
 def _nli(name: str, *sources: Source, **options: Any) -> None:
     fields = ("hypothesis", "premise")
-    task = labelled_task(name, "entailment", sources, fields, NLI, texts=("premise", "hypothesis"), aliases=LETTERS, **options)
+    task = labelled_task(
+        name, "entailment", sources, fields, NLI, texts=("premise", "hypothesis"), aliases=LETTERS, **options
+    )
     register(task)
 
 
@@ -61,7 +63,12 @@ def _anli_sources(rounds: tuple[int, ...]) -> tuple[Source, ...]:
 
 _nli("anli", *_anli_sources((1, 2, 3)), url="https://dl.fbaipublicfiles.com/anli/anli_v1.0.zip")
 for _round in (1, 2, 3):
-    _nli(f"anli_r{_round}", *_anli_sources((_round,)), prefix="anli", url="https://dl.fbaipublicfiles.com/anli/anli_v1.0.zip")
+    _nli(
+        f"anli_r{_round}",
+        *_anli_sources((_round,)),
+        prefix="anli",
+        url="https://dl.fbaipublicfiles.com/anli/anli_v1.0.zip",
+    )
 
 _nli(
     "conjnli",
@@ -110,7 +117,12 @@ register(
         "anli_abductive",
         "entailment",
         (
-            Files("art", {"train": "train.jsonl", "validation": "dev.jsonl", "test": "test.jsonl"}, read=_art, adapt=_from_one),
+            Files(
+                "art",
+                {"train": "train.jsonl", "validation": "dev.jsonl", "test": "test.jsonl"},
+                read=_art,
+                adapt=_from_one,
+            ),
             Files(
                 "art_abductive_nli_subset",
                 {"train": "train_subset.jsonl"},

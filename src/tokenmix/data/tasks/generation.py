@@ -46,9 +46,14 @@ def _stories(path: Path) -> Iterator[Row]:
     """The official release: a list of addresses per split; the story is the file named by the address's SHA-1."""
     for number, address in numbered_lines(path):
         name = hashlib.sha1(address.encode()).hexdigest() + ".story"
-        story = next((p for p in (path.parent / "cnn/stories" / name, path.parent / "dailymail/stories" / name) if p.is_file()), None)
+        story = next(
+            (p for p in (path.parent / "cnn/stories" / name, path.parent / "dailymail/stories" / name) if p.is_file()),
+            None,
+        )
         if story is None:
-            raise ValueError(f"{path}, line {number}: expected {name} in cnn/stories or dailymail/stories for {address!r}")
+            raise ValueError(
+                f"{path}, line {number}: expected {name} in cnn/stories or dailymail/stories for {address!r}"
+            )
         article, *highlights = re.split(r"\n+@highlight\n+", story.read_text("utf-8"))
         yield Row({"article": article.strip(), "highlights": "\n".join(h.strip() for h in highlights)}, story, 1)
 
@@ -61,7 +66,11 @@ _task(
     "cnn_dailymail",
     (
         Files("cnn_dailymail", {s: f"{s}.csv" for s in ("train", "validation", "test")}),
-        Files("cnn_dailymail", {"train": "all_train.txt", "validation": "all_val.txt", "test": "all_test.txt"}, read=_stories),
+        Files(
+            "cnn_dailymail",
+            {"train": "all_train.txt", "validation": "all_val.txt", "test": "all_test.txt"},
+            read=_stories,
+        ),
         Hub("abisee/cnn_dailymail", "3.0.0"),
     ),
     _news,
@@ -99,7 +108,9 @@ _task("samsum", _SAMSUM, _dialogue, _summary_score, "rougeL", _SAMSUM_URL)
 def _dialogsum(row: Row, split: str) -> Example:
     """The test set has three summaries of each dialogue: all are references."""
     summaries = [row[name] for name in ("summary1", "summary2", "summary3") if name in row] or [row["summary"]]
-    return Example(input=f"summarize: {_one_line(row['dialogue'])}", target=summaries[0], meta={"references": tuple(summaries)})
+    return Example(
+        input=f"summarize: {_one_line(row['dialogue'])}", target=summaries[0], meta={"references": tuple(summaries)}
+    )
 
 
 _DIALOGSUM = {"train": "dialogsum.train.jsonl", "validation": "dialogsum.dev.jsonl", "test": "dialogsum.test.jsonl"}
@@ -133,7 +144,7 @@ _task("samsum_reply", _SAMSUM, _next_utterances, _reply_score, "bleu4", _SAMSUM_
 
 
 def _parlai(path: Path) -> Iterator[Row]:
-    """ParlAI's format: `1 your persona: …` lines, then `n utterance<tab>reply<tab><tab>candidates`; 1 starts a dialogue."""
+    """ParlAI's format: `1 your persona: …`, then `n utterance<tab>reply<tab><tab>candidates`; 1 starts a dialogue."""
     persona: list[str] = []
     history: list[str] = []
     for number, line in numbered_lines(path):
@@ -171,7 +182,11 @@ _task(
             {s: f"{f}_self_original.txt" for s, f in (("train", "train"), ("validation", "valid"), ("test", "test"))},
             read=_parlai,
         ),
-        Hub("bavard/personachat_truecased", splits={"train": "train", "validation": "validation"}, adapt=_personachat_hub),
+        Hub(
+            "bavard/personachat_truecased",
+            splits={"train": "train", "validation": "validation"},
+            adapt=_personachat_hub,
+        ),
     ),
     _persona_reply,
     _reply_score,

@@ -40,7 +40,13 @@ def _files(folder: str, splits: dict[str, str] = SPLITS, **options: object) -> F
 
 
 def _glue(
-    name: str, folder: str, fields: Sequence[str], labels: Sequence[str], *local: Source, config: str = "", **options: object
+    name: str,
+    folder: str,
+    fields: Sequence[str],
+    labels: Sequence[str],
+    *local: Source,
+    config: str = "",
+    **options: object,
 ) -> None:
     sources = (*(local or (_files(folder),)), Hub("nyu-mll/glue", config or name))
     register(labelled_task(name, "glue", sources, fields, labels, url=URL, **options))  # type: ignore[arg-type]
@@ -118,7 +124,12 @@ register(
         "ax",
         "glue",
         (
-            Files("glue/diagnostic", {"test": "diagnostic.tsv"}, read=tsv(), adapt=renamed(premise="sentence1", hypothesis="sentence2")),
+            Files(
+                "glue/diagnostic",
+                {"test": "diagnostic.tsv"},
+                read=tsv(),
+                adapt=renamed(premise="sentence1", hypothesis="sentence2"),
+            ),
             Hub("nyu-mll/glue", "ax", splits={"test": "test"}),
         ),
         ("hypothesis", "premise"),

@@ -57,7 +57,9 @@ def _fashion(part: slice = slice(None)) -> Reader:
             raise FileNotFoundError(f"{path} has no labels: expected …-labels-idx1-ubyte (or .gz, .xz) beside it")
         labels = idx(labels_path)
         if images.ndim != 3 or labels.shape != images.shape[:1]:
-            raise ValueError(f"{labels_path}: expected one label for each image of {path} {images.shape}, found {labels.shape}")
+            raise ValueError(
+                f"{labels_path}: expected one label for each image of {path} {images.shape}, found {labels.shape}"
+            )
         for number in range(len(images))[part]:
             yield Row({"image": images[number], "label": int(labels[number])}, path, number + 1)
 
@@ -72,7 +74,10 @@ register(
             Files("fashion_mnist", {"train": "train-images-idx3-ubyte"}, read=_fashion(slice(None, -10_000))),
             Files("fashion_mnist", {"validation": "train-images-idx3-ubyte"}, read=_fashion(slice(-10_000, None))),
             Files("fashion_mnist", {"test": "t10k-images-idx3-ubyte"}, read=_fashion()),
-            Hub("zalando-datasets/fashion_mnist", splits={"train": "train[:50000]", "validation": "train[50000:]", "test": "test"}),
+            Hub(
+                "zalando-datasets/fashion_mnist",
+                splits={"train": "train[:50000]", "validation": "train[50000:]", "test": "test"},
+            ),
         ),
         _FASHION,
         url="https://github.com/zalandoresearch/fashion-mnist",
@@ -137,7 +142,7 @@ register(
 
 
 def image_paths(folder: Path) -> Iterator[Row]:
-    """Images below `folder/CLASS/`; the label is the class's place in alphabetical order, as everywhere for ImageNet."""
+    """Images below `folder/CLASS/`; the label is the class's place in alphabetical order, as usual for ImageNet."""
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     for label, name in enumerate(classes):
         for path in sorted((folder / name).rglob("*")):
@@ -159,10 +164,12 @@ register(
 
 
 def folder_task(spec: str) -> Task:
-    """`images:FOLDER`, with FOLDER/train/CLASS/ and FOLDER/val/CLASS/, or FOLDER/CLASS/ of which every tenth is held out."""
+    """`images:FOLDER`: FOLDER/train/CLASS/ and FOLDER/val/CLASS/, or FOLDER/CLASS/ of which a tenth is held out."""
     root = Path(spec.removeprefix("images:")).expanduser()
     if not root.is_dir():
-        raise FileNotFoundError(f"{spec!r}: no folder {root}; expected class folders of images in it, or train/ and val/ with such")
+        raise FileNotFoundError(
+            f"{spec!r}: no folder {root}; expected class folders of images in it, or train/ and val/ with such"
+        )
     train = root / "train" if (root / "train").is_dir() else root
     labels = tuple(sorted(entry.name for entry in train.iterdir() if entry.is_dir()))
     held = next((name for name in ("val", "validation", "test") if (root / name).is_dir()), None)

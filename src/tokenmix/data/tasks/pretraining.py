@@ -1,4 +1,4 @@
-"""Text for pretraining: C4, RealNews, Wikipedia, LM1B. Any other text: `file:corpus.txt`. Stream it: `task.stream("train")`."""
+"""Text for pretraining: C4, RealNews, Wikipedia, LM1B; any other: `file:corpus.txt`. Read it with `task.stream`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ def _document(row: Row, split: str) -> Example:
 
 
 def _corpus(name: str, url: str, *sources: Source) -> None:
-    register(Task(name, "pretraining", sources, {"document": _document}, metrics.score_documents, "perplexity", url=url))
+    register(
+        Task(name, "pretraining", sources, {"document": _document}, metrics.score_documents, "perplexity", url=url)
+    )
 
 
 for _name, _config in (("c4", "en"), ("realnews", "realnewslike")):

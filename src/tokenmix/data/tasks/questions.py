@@ -1,4 +1,4 @@
-"""SQuAD v1.1 and v2.0: text-to-text, and span prediction (see `tokenmix.data.windows` for contexts that are too long)."""
+"""SQuAD v1.1 and v2.0: text-to-text, and span prediction (`tokenmix.data.windows` cuts long contexts)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmix.data.readers import Row, json_document
-from tokenmix.data.sources import Files, Hub
+from tokenmix.data.sources import Files, Hub, Source
 from tokenmix.data.task import Example, Task, register
 from tokenmix.evaluation import metrics
 
@@ -61,7 +61,7 @@ def _decode(text: str, example: Example) -> str:
 
 
 def _score(predictions: Sequence[str], examples: Sequence[Example]) -> dict[str, float]:
-    """F1 and exact match; where some questions have no answer, also apart for those that have one and those that have none."""
+    """F1 and exact match; where some questions have no answer, also for both kinds apart."""
     truth = [example.answers for example in examples]
     result = metrics.squad(predictions, truth)
     for name, wanted in (("has_answer", True), ("no_answer", False)):
@@ -74,7 +74,7 @@ def _score(predictions: Sequence[str], examples: Sequence[Example]) -> dict[str,
 
 def _squad(name: str, version: str, hub: str, *more: Files) -> None:
     official: dict[str, Any] = {"train": f"train-{version}.json", "validation": f"dev-{version}.json"}
-    sources = (
+    sources: tuple[Source, ...] = (
         Files("squad", official, read=_official),
         *more,
         Hub(hub, splits={"train": "train", "validation": "validation"}),

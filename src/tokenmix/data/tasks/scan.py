@@ -1,7 +1,8 @@
 """SCAN (Lake & Baroni 2018), generated from its grammar and interpretation function: nothing to download.
 
     C → S and S | S after S | S          S → V twice | V thrice | V
-    V → D opposite … | D around … | D | U        D → U left | U right | turn left | turn right        U → walk | look | run | jump
+    V → D[1] opposite D[2] | D[1] around D[2] | D | U
+    D → U left | U right | turn left | turn right          U → walk | look | run | jump
 
 >>> interpret("jump around left twice after walk")[:30]
 'I_WALK I_TURN_LEFT I_JUMP I_TU'

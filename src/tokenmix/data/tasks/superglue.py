@@ -117,7 +117,7 @@ register(
     labelled_task(
         "multirc",
         "superglue",
-        _sources("MultiRC", "multirc", _multirc_rows)[:1] + (Hub("aps/super_glue", "multirc"),),
+        (_sources("MultiRC", "multirc", _multirc_rows)[0], Hub("aps/super_glue", "multirc")),
         ("question", "answer", "paragraph"),
         YES,
         texts=lambda row: (row["paragraph"], f"{row['question']} {row['answer']}"),
@@ -167,7 +167,7 @@ def _record_classes(row: Row, split: str) -> Iterable[Example]:
 
 
 def _record_score(predictions: Sequence[Any], examples: Sequence[Example]) -> dict[str, float]:
-    """F1 and exact match per query. A text answers its query; among numbers (classify form) the entity with the highest does."""
+    """F1 and exact match per query. A text is the answer; of numbers (classify form) the highest one's entity is."""
     best: dict[Any, tuple[float, str, Sequence[str]]] = {}
     for prediction, example in zip(predictions, examples, strict=True):
         query, answers = example.meta["query"], example.meta["answers"]
@@ -202,8 +202,9 @@ def _wsc_rows(row: Row) -> Iterable[Row]:
 
 
 def mark_pronoun(text: str, pronoun: str, index: int) -> str:
-    """The text with `*pronoun*`; `index` counts words. Punctuation stays outside, and a wrong index (there are a few in the
-    release) goes to the nearest such word.
+    """The text with `*pronoun*`; `index` counts words.
+
+    Punctuation stays outside, and a wrong index (there are a few in the release) goes to the nearest such word.
 
     >>> mark_pronoun("Good for him, he said.", "him", 2)
     'Good for *him*, he said.'

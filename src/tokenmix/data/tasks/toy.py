@@ -1,7 +1,7 @@
 """A small English-like corpus, generated: for demonstrations and tests of pretraining, with nothing to download.
 
-Each document is a short scene in which people take and leave things, and ends with questions that only its own sentences
-answer: a model that looks back does better than one that knows the words' frequencies.
+Each document is a short scene in which people take and leave things, and ends with questions that only its own
+sentences answer: a model that looks back does better than one that knows the words' frequencies.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def document(index: int) -> str:
     things = [f"{rng.choice(COLOURS)} {thing}" for thing in rng.sample(THINGS, len(people))]
     place = {person: rng.choice(PLACES) for person in people}
     left: dict[str, str] = {}
-    sentences = [f"{person} went to the {place[person]} with a {thing}." for person, thing in zip(people, things, strict=True)]
-    for person, thing in zip(people, things, strict=True):
+    pairs = list(zip(people, things, strict=True))
+    sentences = [f"{person} went to the {place[person]} with a {thing}." for person, thing in pairs]
+    for person, thing in pairs:
         if rng.random() < 0.6:
             left[thing] = place[person]
             sentences.append(f"{person} left the {thing} there.")

@@ -32,7 +32,9 @@ def _hub_pair(row: Row) -> Iterable[Row]:
 
 def _translation(name: str, target: str, sources: tuple[Source, ...], url: str, **options: Any) -> None:
     convert = {"text": _convert("en", target)}
-    task = Task(name, "translation", sources, convert, _score, "bleu", url=url, signature=metrics.bleu_signature, **options)
+    task = Task(
+        name, "translation", sources, convert, _score, "bleu", url=url, signature=metrics.bleu_signature, **options
+    )
     register(task)
 
 
