@@ -65,7 +65,9 @@ def _lines(path: Path, raw: io.BufferedReader) -> Iterator[str]:
     opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix)
     try:
         stream = opened(raw, "rb") if opened else raw
-        yield from io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")  # type: ignore[arg-type]
+        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")  # type: ignore[arg-type]
+        yield from text
+        text.detach()  # else it would close the file, whose position is still wanted
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} is not UTF-8 text ({error.reason}); convert it first, for example with iconv"
@@ -97,4 +99,6 @@ def _json_field(path: Path, number: int, line: str, field: str) -> str:
     if not isinstance(record, dict) or not isinstance(record.get(field), str):
         has = ", ".join(record) if isinstance(record, dict) else f"a {type(record).__name__}"
         raise ValueError(f"{path}, line {number}: expected an object with the text in {field!r}, found: {has}")
-    return record[field]
+    text: str = record[field]
+    # JSON can spell half a surrogate pair, which is no character: it becomes U+FFFD.
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -175,7 +175,7 @@ class MaskedLM:
         """Mask ``tokens`` [batch, window], padded with ``pad_id`` where a window is shorter."""
         tokens, keys = _rows(tokens, index, epoch, self.seed, self.window)
         labels = np.empty((len(tokens), self.max_length), dtype=np.int64)
-        if self.cls_id is None:
+        if self.cls_id is None or self.sep_id is None:
             labels[:] = tokens
         else:
             labels[:, 0], labels[:, 1:-1], labels[:, -1] = self.cls_id, tokens, self.sep_id
@@ -224,6 +224,35 @@ def _rows(tokens: ArrayLike, index: ArrayLike, epoch: ArrayLike, seed: int, wind
     if len(keys) != len(matrix):
         raise ValueError(f"{len(matrix)} windows but {len(keys)} indices; give the index of every row")
     return matrix, keys
+
+
+class Corrupted:
+    """Windows of text turned into examples by an objective: `batch(indices, epochs)` gives the arrays of a batch."""
+
+    def __init__(self, windows: Any, objective: Any) -> None:
+        if windows.length != objective.window:
+            raise ValueError(
+                f"windows of {windows.length} tokens, but this objective makes an example out of {objective.window}; "
+                f"take shards.windows({objective.window})"
+            )
+        self.windows, self.objective = windows, objective
+        self._packs = hasattr(objective, "joined")  # only the packed objective asks where documents begin
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.example(index, 0)
+
+    def example(self, index: int, epoch: int) -> dict[str, Any]:
+        """One example, without the batch dimension."""
+        batch = self.batch(np.array([index]), np.array([epoch]))
+        return {name: value[0] for name, value in batch.items()}
+
+    def batch(self, indices: NDArray[np.int64], epochs: NDArray[np.int64]) -> Batch:
+        """The examples ``indices``, each as of its epoch."""
+        more = {"document_ids": self.windows.document_ids(indices)} if self._packs else {}
+        return self.objective(self.windows.batch(indices), index=indices, epoch=epochs, **more)
 
 
 OBJECTIVES = ("span_corruption", "masked_lm", "causal_lm")
