@@ -1,3 +1,53 @@
-"""tokenmix: models that mix tokens by other means than plain attention."""
+"""tokenmix: models that mix tokens by other means than plain attention.
+
+The public interface is what stands in `__all__`, here and in the packages `mixers`, `ops`, `models`, `data`, `training`,
+`generation`, `evaluation` and `report`. Names load at first use, so that `import tokenmix` is quick.
+
+>>> import tokenmix
+>>> model = tokenmix.create_model("remixer-tiny")
+>>> layer = tokenmix.parse("random + dot | remix").build(d_model=256, heads=8, max_length=128)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tokenmix.mixers import mix, parse
+    from tokenmix.models import TokenmixConfig, create_model, list_presets
+    from tokenmix.models.convert import from_timm, from_transformers, to_transformers
+
+_HOME = {
+    "TokenmixConfig": "tokenmix.models",
+    "create_model": "tokenmix.models",
+    "from_timm": "tokenmix.models.convert",
+    "from_transformers": "tokenmix.models.convert",
+    "list_presets": "tokenmix.models",
+    "mix": "tokenmix.mixers",
+    "parse": "tokenmix.mixers",
+    "to_transformers": "tokenmix.models.convert",
+}
+
+__all__ = [
+    "TokenmixConfig",
+    "create_model",
+    "from_timm",
+    "from_transformers",
+    "list_presets",
+    "mix",
+    "parse",
+    "to_transformers",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'tokenmix' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,269 @@
+"""The body without a head: embeddings and one or two stacks, as a Hugging Face model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, Seq2SeqModelOutput
+
+from tokenmix.mixers import parse
+from tokenmix.mixers.base import Mixer
+from tokenmix.models.cache import MixingCache
+from tokenmix.models.config import TokenmixConfig
+from tokenmix.models.embedding import Embedding, Patches
+from tokenmix.models.stack import MixingRecord, Stack, Unpacked, right_padded, roll
+
+
+class TokenmixPreTrainedModel(PreTrainedModel):
+    """What all models share: configuration, initialisation, saving and loading."""
+
+    config_class = TokenmixConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Residual"]
+    body: str | None = None  #: the body that this head needs
+
+    def __init__(self, config: TokenmixConfig, *args: Any, **kwargs: Any) -> None:
+        if self.body is not None and config.body != self.body:
+            raise ValueError(f"{type(self).__name__} needs body={self.body!r}; this configuration has body={config.body!r}")
+        super().__init__(config, *args, **kwargs)
+        if getattr(self, "generation_config", None) is not None:  # the model's longest sequence is not the default length of generation
+            self.generation_config.max_length = None
+            self.generation_config._from_model_config = False
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in Hugging Face; weights mapped from a file at odd addresses are copied, so that sums round as before."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for parameter in [*model.parameters(), *model.buffers()]:
+            if parameter.device.type == "cpu" and parameter.data_ptr() % 64:
+                parameter.data = parameter.data.clone()
+        return loaded
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, (Mixer, Embedding, Patches, Head)):
+            module.reset_parameters()
+        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and module.weight is not None:
+            nn.init.ones_(module.weight)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+
+
+class Head(nn.Module):
+    """A module of a head that initialises itself."""
+
+    def reset_parameters(self) -> None:
+        """Initial values."""
+
+
+class TokenmixModel(TokenmixPreTrainedModel):
+    """The bare body; `AutoModel` opens it.
+
+    >>> model = TokenmixModel(TokenmixConfig(body="encoder", layer="gmlp", positions="none", d_model=64, layers=2))
+    >>> model(torch.randint(0, 100, (2, 16))).last_hidden_state.shape
+    torch.Size([2, 16, 64])
+    """
+
+    def __init__(self, config: TokenmixConfig) -> None:
+        super().__init__(config)
+        self.embed = Patches(config) if config.body == "vision" else Embedding(config)
+        relative = config.positions == "relative"
+        if config.body != "decoder":
+            self.encoder = Stack("encoder", parse(config.layer), config.site(), config.layers, shared_relative=relative)
+        if config.body in ("decoder", "seq2seq"):
+            two = config.body == "seq2seq"
+            self.decoder = Stack(
+                "decoder",
+                parse(config.decoder_layer if two else config.layer),
+                config.site(causal=True),
+                config.decoder_layers if two else config.layers,
+                shared_relative=relative,
+                cross=parse(config.cross) if two else None,
+                cross_site=config.cross_site() if two else None,
+            )
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed.projection if isinstance(self.embed, Patches) else self.embed.tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embed.tokens = value
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """The encoder with its embeddings, called like a model (Hugging Face's `generate` does)."""
+        return EncoderOf(self) if self.config.body == "seq2seq" else self
+
+    def encode(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        *,
+        records: list[MixingRecord] | None = None,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Encoder states [batch, length, d_model]."""
+        return self._run(
+            self.encoder, input_ids, attention_mask, inputs_embeds, token_type_ids, document_ids, records=records, hidden_states=hidden_states
+        )
+
+    def decode(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        **context: Any,
+    ) -> Tensor:
+        """Decoder states [batch, length, d_model]; with `cache`, of the new tokens alone."""
+        return self._run(self.decoder, input_ids, attention_mask, inputs_embeds, None, document_ids, **context)
+
+    def _run(
+        self,
+        stack: Stack,
+        ids: Tensor | None,
+        mask: Tensor | None,
+        vectors: Tensor | None,
+        segments: Tensor | None,
+        documents: Tensor | None,
+        *,
+        cache: MixingCache | None = None,
+        **context: Any,
+    ) -> Tensor:
+        if (ids is None) == (vectors is None):
+            raise ValueError("give either input ids or input embeddings" + ("" if ids is None else ", not both"))
+        given = ids if ids is not None else vectors
+        length = given.shape[1]
+        if length > self.config.max_length:
+            raise ValueError(
+                f"sequence of {length} tokens exceeds max_length={self.config.max_length} of this model; "
+                f"truncate it, or build the model with max_length >= {length}"
+            )
+        if mask is not None:
+            if mask.dim() != 2 or mask.shape[0] != given.shape[0] or mask.shape[1] < length:
+                raise ValueError(f"attention_mask must be [batch, length] = {list(given.shape[:2])}; got {list(mask.shape)}")
+            mask = mask[:, -length:].bool()  # with a cache, the mask covers what is remembered too
+        if documents is not None:
+            if cache is not None:
+                raise ValueError("packed documents (document_ids) cannot be decoded step by step")
+            packed = Unpacked(documents if mask is None else documents * mask)
+            rows = [None if t is None else packed.split(t) for t in (ids, vectors, segments)]
+            x = self.embed(*rows, None)
+            return packed.join(stack(x, packed.mask, **context))
+        back = None
+        if mask is not None and length > 1 and mask.shape[0] and (order := right_padded(mask)) is not None:
+            forth, back = order
+            ids, vectors, segments, mask = (None if t is None else roll(t, forth) for t in (ids, vectors, segments, mask))
+        positions = cache.begin(given, mask) if cache is not None else None
+        x = stack(self.embed(ids, vectors, segments, positions), mask, cache=cache, **context)
+        if cache is not None:
+            cache.end()
+        return x if back is None else roll(x, back)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        inputs_embeds: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        encoder_outputs: Any = None,
+        pixel_values: Tensor | None = None,
+        past_key_values: MixingCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_mixing: bool = False,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Hidden states of the body.
+
+        `attention_mask` is True (or 1) for real tokens, padding on either side. `document_ids` marks packed documents
+        (a number per document, 0 for padding). `past_key_values` is a :class:`MixingCache`. `return_mixing=True` adds
+        `mixing`, a list of :class:`MixingRecord`, one per sublayer.
+        """
+        records: list[MixingRecord] | None = [] if return_mixing else None
+        hidden: list[Tensor] | None = [] if output_hidden_states else None
+        cache = past_key_values
+        if cache is None and use_cache and self.config.body in ("decoder", "seq2seq"):
+            cache = MixingCache(self.config.max_length)
+        if self.config.body == "vision":
+            if pixel_values is None:
+                raise ValueError("a vision model takes pixel_values [batch, channels, height, width]")
+            states = self.encoder(self.embed(pixel_values), records=records, hidden_states=hidden)
+            out: Any = BaseModelOutputWithPast(last_hidden_state=states, hidden_states=_tuple(hidden))
+        elif self.config.body == "encoder":
+            states = self.encode(
+                input_ids, attention_mask, inputs_embeds, token_type_ids, document_ids, records=records, hidden_states=hidden
+            )
+            out = BaseModelOutputWithPast(last_hidden_state=states, hidden_states=_tuple(hidden))
+        elif self.config.body == "decoder":
+            states = self.decode(
+                input_ids, attention_mask, inputs_embeds, document_ids, cache=cache, records=records, hidden_states=hidden
+            )
+            out = BaseModelOutputWithPast(last_hidden_state=states, past_key_values=cache, hidden_states=_tuple(hidden))
+        else:
+            encoder_hidden: list[Tensor] | None = [] if output_hidden_states else None
+            if encoder_outputs is None:
+                memory = self.encode(
+                    input_ids, attention_mask, inputs_embeds, token_type_ids, records=records, hidden_states=encoder_hidden
+                )
+            else:
+                memory = encoder_outputs[0]
+            states = self.decode(
+                decoder_input_ids,
+                decoder_attention_mask,
+                decoder_inputs_embeds,
+                memory=memory,
+                memory_mask=None if attention_mask is None else attention_mask.bool(),
+                cache=cache,
+                records=records,
+                hidden_states=hidden,
+            )
+            out = Seq2SeqModelOutput(
+                last_hidden_state=states,
+                past_key_values=cache,
+                decoder_hidden_states=_tuple(hidden),
+                encoder_last_hidden_state=memory,
+                encoder_hidden_states=_tuple(encoder_hidden),
+            )
+        if records is not None:
+            out["mixing"] = records
+        return out
+
+
+class EncoderOf(nn.Module):
+    """The encoder half of a seq2seq model with the call of a model of its own."""
+
+    main_input_name = "input_ids"
+
+    def __init__(self, model: TokenmixModel) -> None:
+        super().__init__()
+        object.__setattr__(self, "owner", model)  # not a submodule: the parameters belong to the model
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **_: Any,
+    ) -> BaseModelOutputWithPast:
+        hidden: list[Tensor] | None = [] if output_hidden_states else None
+        states = self.owner.encode(input_ids, attention_mask, inputs_embeds, hidden_states=hidden)
+        return BaseModelOutputWithPast(last_hidden_state=states, hidden_states=_tuple(hidden))
+
+
+def _tuple(states: list[Tensor] | None) -> tuple[Tensor, ...] | None:
+    return None if states is None else tuple(states)

@@ -1,0 +1,42 @@
+"""Losses: cross-entropy with label smoothing and z-loss, classification and regression."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+
+IGNORED = -100
+
+
+def token_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    num_items_in_batch: Tensor | int | None = None,
+) -> Tensor:
+    """Mean over the labels that are not −100 of −log p(label), plus z_loss · log²Z  (T5's 1e-4 keeps logits small).
+
+    `num_items_in_batch` replaces the count, so that accumulated micro-batches weigh as one batch.
+    """
+    logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+    labels = labels.flatten()
+    real = labels != IGNORED
+    total = cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=label_smoothing, reduction="sum")
+    if z_loss:
+        total = total + z_loss * (torch.logsumexp(logits, -1).square() * real).sum()
+    count = real.sum().clamp_min(1) if num_items_in_batch is None else num_items_in_batch
+    return total / count
+
+
+def classification_loss(logits: Tensor, labels: Tensor, kind: str, label_smoothing: float = 0.0) -> Tensor:
+    """`kind` as in Hugging Face: "regression", "single_label_classification" (soft labels too) or "multi_label_…"."""
+    if kind == "regression":
+        return mse_loss(logits.squeeze(-1).float(), labels.view_as(logits.squeeze(-1)).float())
+    if kind == "multi_label_classification":
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), labels.float())
+    if labels.is_floating_point():  # soft labels, as mixup makes them
+        return cross_entropy(logits.float(), labels.float(), label_smoothing=label_smoothing)
+    return cross_entropy(logits.float(), labels.long().view(-1), label_smoothing=label_smoothing)

@@ -1,0 +1,179 @@
+"""The stack: layers of one expression, each sublayer wrapped in norm and residual, with positions, cache and records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tokenmix.mixers import Expression, Site
+from tokenmix.mixers.attention import Attention
+from tokenmix.mixers.expression import Mix, Term
+from tokenmix.mixers.relative import RelativeBias
+from tokenmix.mixers.residual import Residual, make_norm
+from tokenmix.models.cache import MixingCache
+
+
+@dataclass
+class MixingRecord:
+    """The mixing matrices of one sublayer, as `return_mixing=True` hands them out."""
+
+    stack: str  #: "encoder" or "decoder"
+    layer: int
+    sublayer: int
+    name: str  #: its expression, e.g. "random + dot", or "cross: dot"
+    matrices: dict[str, Tensor] = field(default_factory=dict)  #: "mixing" [batch or 1, heads, queries, keys], "attention", …
+
+
+class Stack(nn.Module):
+    """`layers` copies of an expression; with `cross`, cross-attention follows the first sublayer of each layer."""
+
+    def __init__(
+        self,
+        name: str,
+        expression: Expression,
+        site: Site,
+        layers: int,
+        *,
+        shared_relative: bool = False,
+        cross: Expression | None = None,
+        cross_site: Site | None = None,
+    ) -> None:
+        super().__init__()
+        self.name, self.site = name, site
+        self.labels = [str(part) for part in expression.sublayers]
+        self.cross_at = None
+        if cross is not None:
+            self.cross_at = 1
+            self.labels.insert(1, f"cross: {cross}")
+        self.layers = nn.ModuleList()
+        for _ in range(layers):
+            parts = [Residual(part.build(site), site) for part in expression.sublayers]
+            if cross is not None and cross_site is not None:
+                parts.insert(1, Residual(_cross_attention(cross, cross_site), site))
+            self.layers.append(nn.ModuleList(parts))
+        self.relative = None
+        if shared_relative and any(isinstance(part, (Term, Mix)) for part in expression.sublayers):
+            self.relative = RelativeBias(
+                site.heads,
+                causal=site.causal,
+                buckets=site.relative_buckets,
+                distance=site.relative_distance,
+                std=site.d_model**-0.5,
+            )
+        self.final_norm = nn.Identity() if site.post_norm else make_norm(site)
+        self.dropout = nn.Dropout(site.dropout)
+        self.gradient_checkpointing = False
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        cache: MixingCache | None = None,
+        records: list[MixingRecord] | None = None,
+        hidden_states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """x [batch, length, d_model], right-padded by `mask`; with a cache, x holds the new tokens alone."""
+        bias = None
+        if self.relative is not None:
+            bias = self.relative(x.shape[1], cache.slot(f"{self.name}.relative") if cache is not None else None)
+        x = self.dropout(x)
+        for i, layer in enumerate(self.layers):
+            if hidden_states is not None:
+                hidden_states.append(x)
+            if self.gradient_checkpointing and self.training and cache is None and records is None:
+                x = checkpoint(self._layer, i, x, mask, memory, memory_mask, bias, None, None, use_reentrant=False)
+            else:
+                x = self._layer(i, x, mask, memory, memory_mask, bias, cache, records)
+        x = self.final_norm(x)
+        if not self.site.post_norm:
+            x = self.dropout(x)
+        if hidden_states is not None:
+            hidden_states.append(x)
+        return x
+
+    def _layer(
+        self,
+        i: int,
+        x: Tensor,
+        mask: Tensor | None,
+        memory: Tensor | None,
+        memory_mask: Tensor | None,
+        bias: Tensor | None,
+        cache: MixingCache | None,
+        records: list[MixingRecord] | None,
+    ) -> Tensor:
+        for j, sublayer in enumerate(self.layers[i]):
+            slot = cache.slot(f"{self.name}.{i}.{j}") if cache is not None else None
+            record = None
+            if records is not None:
+                records.append(MixingRecord(self.name, i, j, self.labels[j]))
+                record = records[-1].matrices
+            if j == self.cross_at:
+                x = sublayer(x, memory_mask, memory=memory, slot=slot, record=record)
+            else:
+                x = sublayer(x, mask, bias=bias, slot=slot, record=record)
+        return x
+
+
+def _cross_attention(cross: Expression, site: Site) -> Attention:
+    if isinstance(cross, Mix):
+        return Attention(cross.terms, cross.alpha, site, cross=True)
+    if isinstance(cross, Term):
+        return Attention((cross,), None, site, cross=True)
+    raise ValueError(f"cross={str(cross)!r}: cross-attention is made of attention terms, such as 'dot'")
+
+
+def right_padded(mask: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Row indices that roll left padding to the right, and back; None where no row starts with padding.
+
+    Position 0 is the first real token. Inside a compiled graph the question cannot be asked, so rows are always rolled.
+    """
+    if not torch.compiler.is_compiling() and bool(mask[:, 0].all()):
+        return None
+    length = mask.shape[1]
+    first = mask.long().argmax(-1, keepdim=True)
+    place = torch.arange(length, device=mask.device)[None]
+    return (place + first) % length, (place - first) % length
+
+
+def roll(x: Tensor, index: Tensor) -> Tensor:
+    """x [batch, length, …] with each row taken in the order of index [batch, length]."""
+    index = index.view(*index.shape, *[1] * (x.dim() - 2)).expand_as(x)
+    return torch.gather(x, 1, index)
+
+
+class Unpacked:
+    """Packed documents as rows of their own: positions restart and no document sees another, for every mixer alike."""
+
+    def __init__(self, documents: Tensor) -> None:
+        """documents [batch, length]: a number per document, 0 for padding; equal neighbours are one document."""
+        real = documents > 0
+        starts = real.clone()
+        starts[:, 1:] &= documents[:, 1:] != documents[:, :-1]
+        row = (starts.flatten().cumsum(0) - 1).clamp_min(0)
+        place = torch.arange(documents.numel(), device=documents.device)
+        first = torch.where(starts.flatten(), place, -1).cummax(0).values
+        self.shape, self.real = documents.shape, real.flatten()
+        self.row, self.column = row[self.real], (place - first)[self.real]
+        self.rows = int(starts.sum())
+        self.length = int(self.column.max()) + 1 if self.column.numel() else 1
+        self.mask = torch.zeros(max(self.rows, 1), self.length, dtype=torch.bool, device=documents.device)
+        self.mask[self.row, self.column] = True
+
+    def split(self, x: Tensor) -> Tensor:
+        """[batch, length, …] → [documents, longest, …]."""
+        rows = x.new_zeros(*self.mask.shape, *x.shape[2:])
+        rows[self.row, self.column] = x.flatten(0, 1)[self.real]
+        return rows
+
+    def join(self, rows: Tensor) -> Tensor:
+        """The way back; padding is 0."""
+        x = rows.new_zeros(self.real.shape[0], *rows.shape[2:])
+        x[self.real] = rows[self.row, self.column]
+        return x.view(*self.shape, *rows.shape[2:])
