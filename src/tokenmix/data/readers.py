@@ -49,6 +49,16 @@ class Row(dict):
 Reader = Callable[[Path], Iterator[Row]]
 
 
+def malformed(row: Row, error: Exception) -> ValueError:
+    """The error for a row that could not be understood: file, line, and what was expected."""
+    message = str(error)
+    if not isinstance(error, ValueError):
+        message = (
+            f"expected the fields of the official layout, found another structure ({type(error).__name__}: {error})"
+        )
+    return ValueError(message if message.startswith(row.where) else f"{row.where}: {message}")
+
+
 def open_bytes(path: Path) -> BinaryIO:
     """The file's uncompressed bytes."""
     if path.suffix == ".gz":

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tokenmix.data.readers import COMPRESSED, Reader, Row, by_suffix, tsv
+from tokenmix.data.readers import COMPRESSED, Reader, Row, by_suffix, malformed, tsv
 
 __all__ = ["Files", "Hub", "Made", "Row", "Source", "data_folder", "tsv"]
 
@@ -28,6 +28,19 @@ def data_folder(data: str | Path | None = None) -> Path | None:
     """The folder of local data: the argument, else the environment's TOKENMIX_DATA, else none."""
     chosen = data or os.environ.get("TOKENMIX_DATA")
     return Path(chosen).expanduser() if chosen else None
+
+
+def _plain(path: Path) -> str:
+    return str(path.with_suffix("") if path.suffix in (".gz", ".xz") else path)
+
+
+def _adapted(adapt: Adapt | None, row: Row) -> Iterable[Row]:
+    if adapt is None:
+        return (row,)
+    try:
+        return list(adapt(row))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise malformed(row, error) from error
 
 
 class Source(Protocol):
@@ -74,7 +87,7 @@ class Files:
             for end in COMPRESSED:
                 for path in root.glob(pattern + end) if "*" in pattern else [root / (pattern + end)]:
                     if path.exists():
-                        there.setdefault(str(path).removesuffix(end), path)
+                        there.setdefault(_plain(path), path)
             if not there:
                 return []
             found += [there[name] for name in sorted(there)]
@@ -95,7 +108,7 @@ class Files:
     def rows(self, split: str, data: str | Path | None = None) -> Iterator[Row]:
         for path in self.paths(split, data):
             for row in self.read(path):
-                yield from self.adapt(row) if self.adapt else (row,)
+                yield from _adapted(self.adapt, row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +138,7 @@ class Hub:
 
     def _adapted(self, record: dict[str, Any], split: str, number: int) -> Iterable[Row]:
         row = Row(record, f"{self.where(split)}, split {self.splits[split]}", number)
-        return self.adapt(row) if self.adapt else (row,)
+        return _adapted(self.adapt, row)
 
 
 class _HubRows(Sequence[Row]):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenmix.data.readers import Row
+from tokenmix.data.readers import Row, malformed
 from tokenmix.data.sources import Files, Hub, Source, data_folder
 from tokenmix.naming import unknown
 
@@ -153,7 +153,7 @@ class Task:
         """The examples of a split (the first `limit` of them) in one of the task's forms, by default its first.
 
         >>> get_task("scan").load("train", limit=2)[0].input
-        'run right twice and turn opposite right thrice'
+        'run opposite right twice and walk opposite left twice'
         """
         if self.lazy:
             rows = self._rows(split, data)
@@ -197,8 +197,7 @@ def _convert(convert: Convert, row: Row, split: str) -> Iterable[Example]:
         made = convert(row, split)
         return (made,) if isinstance(made, Example) else list(made)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        message = str(error)
-        raise ValueError(message if message.startswith(row.where) else f"{row.where}: {message}") from error
+        raise malformed(row, error) from error
 
 
 class LazyExamples(Sequence[Example]):

@@ -148,7 +148,7 @@ def wsc_match(prediction: str, referent: str) -> bool:
 def perplexity(nll: float, tokens: int, words: int | None = None) -> dict[str, float]:
     """exp of the mean negative log likelihood (in nats) per token, and per word where the words are counted.
 
-    >>> perplexity(math.log(8) * 10, tokens=10, words=5)
+    >>> {name: round(value, 3) for name, value in perplexity(10 * math.log(8), tokens=10, words=5).items()}
     {'perplexity': 8.0, 'word_perplexity': 64.0}
     """
 

@@ -17,7 +17,7 @@ def _ag_news(row: Row) -> Iterable[Row]:
     """Classes are written 1 to 4; title and description make one text (some releases have one text field only)."""
     number = row["class"]
     if number not in ("1", "2", "3", "4"):
-        raise ValueError(f"{row.where}: expected a class from 1 to 4, found {number!r}")
+        raise ValueError(f"expected a class from 1 to 4, found {number!r}")
     text = " ".join(filter(None, (row["title"], row.get("description", ""))))
     return (row.derive(text=text, label=TOPICS[int(number) - 1]),)
 
