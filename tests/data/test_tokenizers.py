@@ -64,7 +64,8 @@ def test_auto_tokenizer_opens_what_was_saved(trained, kind, tmp_path):
         load_tokenizer(tmp_path / "tokenizer.json"),
     ):
         assert isinstance(again, PreTrainedTokenizerFast)
-        assert len(again) == len(trained[kind]) and again.get_vocab() == trained[kind].get_vocab()
+        assert len(again) == len(trained[kind])
+        assert again.get_vocab() == trained[kind].get_vocab()
         assert (again.pad_token_id, again.eos_token_id) == (0, 1)
         text = "The old cat <extra_id_0> sat on 日本 <extra_id_1>"
         assert again(text).input_ids == trained[kind](text).input_ids
@@ -123,8 +124,10 @@ def test_word_level_knows_every_word_of_scan_and_cogs():
 def test_bert_style_frames_and_masks():
     tokenizer = train_tokenizer(TEXTS, vocab_size=420, style="bert")
     pair = tokenizer("cat", "dog")
-    assert pair.input_ids[0] == tokenizer.cls_token_id and pair.input_ids.count(tokenizer.sep_token_id) == 2
-    assert pair.token_type_ids[-1] == 1 and tokenizer.mask_token_id == 5
+    assert pair.input_ids[0] == tokenizer.cls_token_id
+    assert pair.input_ids.count(tokenizer.sep_token_id) == 2
+    assert pair.token_type_ids[-1] == 1
+    assert tokenizer.mask_token_id == 5
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1, 2)
 
 
@@ -189,11 +192,11 @@ def test_mistakes_are_answered_with_what_to_do(tmp_path):
     (tmp_path / "vocab.txt").write_text("a\nb\n")
     with pytest.raises(ValueError, match=r"has no \[PAD\]"):
         load_tokenizer(tmp_path / "vocab.txt")
+    (tmp_path / "x.zip").write_bytes(b"")
     with pytest.raises(ValueError, match="is no tokenizer; expected a folder"):
-        (tmp_path / "x.zip").write_bytes(b"")
         load_tokenizer(tmp_path / "x.zip")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="cannot load tokenizer .*`tokenmix tokenizer` trains one"):
+    with pytest.raises(ValueError, match=r"cannot load tokenizer .*`tokenmix tokenizer` trains one"):
         load_tokenizer(tmp_path / "empty")
 
 

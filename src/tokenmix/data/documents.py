@@ -15,6 +15,7 @@ import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenmix.naming import unknown
 
@@ -62,10 +63,9 @@ def check_files(paths: Iterable[str | Path]) -> list[Path]:
 
 def _lines(path: Path, raw: io.BufferedReader) -> Iterator[str]:
     """The lines of a file, each with its line end, which is "\\n" only: U+2028 and the like are part of the text."""
-    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix)
+    unpack: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix)
     try:
-        stream = opened(raw, "rb") if opened else raw
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n")  # type: ignore[arg-type]
+        text = io.TextIOWrapper(unpack(raw) if unpack else raw, encoding="utf-8-sig", newline="\n")
         yield from text
         text.detach()  # else it would close the file, whose position is still wanted
     except UnicodeDecodeError as error:

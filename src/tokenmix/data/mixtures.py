@@ -6,9 +6,9 @@
 >>> mixture[1_000_000] == Mixture({"large": list(range(98)), "small": ["a", "b"]}, seed=1)[1_000_000]
 True
 
-Example k is a pure function of (seed, k). The stream goes in blocks of 65,536 examples. Every block holds each component
-at its rate (rounded to a whole number of examples, one at least), in an order of its own; and each component is read in
-its own shuffled order, every example once before any comes again. So the rates are met, not only expected.
+Example k is a pure function of (seed, k). The stream goes in blocks of 65,536 examples. A block holds each component at
+its rate (rounded to whole examples, one at least), in an order of its own; and each component is read in a shuffled order
+of its own, every example once before any comes again. So the rates are met, not only expected.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def space_decoder() -> decoders.Decoder:
 
 def read_spiece(path: Path) -> Vocabulary:
     """A SentencePiece model (unigram or BPE) with its own normalization; ids are the model's."""
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
