@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -254,6 +255,7 @@ def test_images_are_arrays(tmp_path: Path) -> None:
     imagenet = get_task("imagenet").load("validation", tmp_path)
     assert [(e.image.shape, e.label) for e in imagenet] == [((4, 5, 3), 0), ((4, 5, 3), 1)]
     assert len(imagenet[1:]) == 1
+    assert pickle.loads(pickle.dumps(imagenet))[1].label == 1, "workers of a data loader get the examples by pickle"
 
 
 def test_cifars_python_release_is_read_without_running_code(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import csv
 import gzip
 import html
 import json
+import logging
 import lzma
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
+log = logging.getLogger(__name__)
 COMPRESSED = ("", ".gz", ".xz")
 
 
@@ -103,6 +105,9 @@ def tsv(columns: Sequence[str] = (), optional: int = 0, corrupt: int = 0) -> Rea
                 continue
             elif left:
                 left -= 1
+                log.warning(
+                    "%s, line %d: passed over a row with %d fields instead of %d", path, number, len(fields), len(names)
+                )
             else:
                 raise ValueError(
                     f"{path}, line {number}: expected {len(names)} tab-separated fields ({', '.join(names)}), "

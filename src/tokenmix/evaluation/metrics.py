@@ -64,6 +64,8 @@ def matthews(predictions: Sequence[int], truth: Sequence[int]) -> float:
 
     binary = set(truth) <= {0, 1}
     fixed = [1 - t if binary and p == -1 else p for p, t in zip(predictions, truth, strict=True)]
+    if len({*truth, *fixed}) < 2:
+        return 0.0  # undefined: one class only
     return 100 * float(matthews_corrcoef(truth, fixed))
 
 

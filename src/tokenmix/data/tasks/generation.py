@@ -119,7 +119,10 @@ _task(
     (
         Files("dialogsum", _DIALOGSUM),
         Files("dialogsum_devtest", {s: f for s, f in _DIALOGSUM.items() if s != "train"}),
-        Hub("knkarthick/dialogsum"),
+        Hub(
+            "knkarthick/dialogsum",
+            note="DialogSum on the Hub: the test set has each dialogue three times, with one summary each",
+        ),
     ),
     _dialogsum,
     _summary_score,

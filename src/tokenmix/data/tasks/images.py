@@ -17,7 +17,7 @@ import numpy as np
 from tokenmix.data.labelled import ACCURACY, label_index
 from tokenmix.data.readers import Reader, Row, find_file, idx, open_bytes
 from tokenmix.data.sources import Files, Hub
-from tokenmix.data.task import Convert, Example, Task, register
+from tokenmix.data.task import Example, Task, register
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp")
 
@@ -34,15 +34,12 @@ def open_image(image: Any) -> np.ndarray:
     return np.asarray(opened.convert("RGB"))
 
 
-def _convert(labels: tuple[str, ...]) -> Convert:
-    def convert(row: Row, split: str) -> Example:
-        return Example(image=open_image(row["image"]), label=label_index(row["label"], labels))
-
-    return convert
+def _convert(labels: tuple[str, ...], row: Row, split: str) -> Example:
+    return Example(image=open_image(row["image"]), label=label_index(row["label"], labels))
 
 
 def _images(name: str, sources: tuple[Any, ...], labels: tuple[str, ...], **options: Any) -> Task:
-    convert = {"image": _convert(labels)}
+    convert = {"image": functools.partial(_convert, labels)}  # no closure: workers of a data loader get it by pickle
     return Task(name, "images", sources, convert, ACCURACY, "accuracy", labels=labels, lazy=True, **options)
 
 
