@@ -27,7 +27,7 @@ class Logits:
     q: Tensor | None = None  #: [batch or 1, heads, queries, width]
     k: Tensor | None = None  #: [batch or 1, heads, keys, width]
     key: Tensor | None = None  #: [heads, keys]
-    bias: Tensor | None = None  #: [heads, queries, keys], or [batch, heads, new, capacity] in a decoding step
+    bias: Tensor | None = None  #: [heads, queries, keys], or [batch, heads, new, span] in a decoding step
     tile: tuple[Tensor, Tensor] | None = None
 
     def times(self, alpha: Tensor | None) -> Logits:
@@ -64,7 +64,9 @@ class Asked:
 
     def rows(self, table: Tensor) -> Tensor:
         """Rows of a table [heads, positions, …] for the tokens that ask; [batch, heads, new, …] in a decoding step."""
-        return table[:, : self.queries] if self.step is None else take_rows(table, self.step.positions)
+        if self.step is None:
+            return table[:, : self.queries]
+        return take_rows(table, self.step.positions.view(-1, self.queries))
 
     def remember(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Something made of the tokens that are asked, [batch, keys, …], with what the slot remembers of it."""
@@ -72,9 +74,9 @@ class Asked:
             return make()
         name = self.owner + name
         if self.cross:  # the memory does not change: computed once
-            if name not in self.slot.tensors:
-                self.slot.tensors[name] = make()
-            return self.slot.tensors[name]
+            if name not in self.slot.memory:
+                self.slot.memory[name] = make()
+            return self.slot.memory[name]
         new = make()
         everything = self.slot.append(name, new)
         return new if self.slot.fresh else everything
@@ -145,7 +147,13 @@ class Attention(Mixer):
         record: dict[str, Tensor] | None = None,
         memory: Tensor | None = None,
     ) -> Tensor:
-        """Self-attention over x; with `memory` (and the memory's `mask`), cross-attention."""
+        """Self-attention over x; with `memory` (and the memory's `mask`), cross-attention.
+
+        Several rows of x for each row of memory, one after the other, are beams: they ask as so many queries of one row.
+        """
+        shape = x.shape
+        if memory is not None and shape[0] > memory.shape[0] > 0:
+            x = x.view(memory.shape[0], -1, shape[-1])
         asked = Asked(x, x if memory is None else memory, x.shape[1], 0, slot, self.cross, None if self.cross else mask)
         value = asked.remember("value", lambda: self.value(asked.memory))  # G(X)
         asked.keys = value.shape[1]
@@ -158,7 +166,7 @@ class Attention(Mixer):
         if record is not None:
             record["mixing"] = self._matrix(logits, value, mask, causal)
         if self.persistent and asked.step is None:  # one matrix serves the whole batch
-            return self.out(persist(logits.bias, value, softmax=True, mask=mask, causal=causal, dropout=dropout))
+            return self.out(persist(logits.bias, value, softmax=True, mask=mask, causal=causal, dropout=dropout)).view(shape)
         mixed = attend(
             logits.q,
             logits.k,
@@ -170,7 +178,7 @@ class Attention(Mixer):
             causal=causal,
             dropout=dropout,
         )
-        return self.out(mixed.transpose(1, 2).flatten(-2))
+        return self.out(mixed.transpose(1, 2).flatten(-2)).view(shape)
 
     def _logits(self, asked: Asked, bias: Tensor | None) -> Logits:
         """The weighted sum of all terms, as one share."""

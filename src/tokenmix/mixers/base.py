@@ -42,46 +42,53 @@ class Slot:
     """What one sublayer remembers between decoding steps: named static tensors, one row per example.
 
     Rows may stand at different positions (prompts of different lengths), so every read and write is by `positions`.
+    Beams that change places move nothing: `source` says in which row each beam's past stands.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity  #: longest sequence it can hold
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}  #: [batch, capacity, …] by position
+        self.windows: dict[str, Tensor] = {}  #: [batch, size, …] the last tokens alone
+        self.memory: dict[str, Tensor] = {}  #: [examples, keys, …] made of the encoder's states, once
         self.positions: Tensor = torch.empty(0)  #: [batch, new] position of each new token; set before every step
+        self.span = capacity  #: positions that a read covers, from 0
         self.fresh = True  #: nothing is remembered yet: the new tokens are the whole sequence
         self.counts: Tensor | None = None  #: [batch] how many of the new tokens are real; None: all
+        self.source: Tensor | None = None  #: [batch, capacity] the row in which a position stands; None: its own
 
     def append(self, name: str, new: Tensor) -> Tensor:
-        """Write new [batch, new, …] at its positions; returns all of it, [batch, capacity, …]."""
+        """Write new [batch, new, …] at its positions; returns all that may be visible, [batch, span, …]."""
         if name not in self.tensors:
             self.tensors[name] = new.new_zeros(new.shape[0], self.capacity, *new.shape[2:])
+        held = self.tensors[name]
         rows = torch.arange(new.shape[0], device=new.device)[:, None]
-        self.tensors[name][rows, self.positions.clamp(max=self.capacity - 1)] = new.to(self.tensors[name].dtype)
-        return self.tensors[name]
+        held[rows, self.positions.clamp(max=self.capacity - 1)] = new.to(held.dtype)
+        if self.source is None:
+            return held[:, : self.span]
+        return held[self.source[:, : self.span], torch.arange(self.span, device=new.device)]
 
     def window(self, name: str, new: Tensor, size: int) -> Tensor:
         """The last `size` tokens before the new ones, and the new: [batch, size + new, …]; zeros before the start."""
-        past = self.tensors.get(name)
-        if past is None:
-            past = new.new_zeros(new.shape[0], size, *new.shape[2:])
-        joined = torch.cat([past, new], 1)
+        if name not in self.windows:
+            self.windows[name] = new.new_zeros(new.shape[0], size, *new.shape[2:])
+        joined = torch.cat([self.windows[name], new], 1)
         if self.counts is None:
-            self.tensors[name] = joined[:, joined.shape[1] - size :]
+            last = joined[:, joined.shape[1] - size :]
         else:  # a right-padded prompt: keep what precedes each row's own next token
             index = self.counts[:, None] + torch.arange(size, device=new.device)[None]
-            rows = torch.arange(new.shape[0], device=new.device)[:, None]
-            self.tensors[name] = joined[rows, index]
+            last = joined[torch.arange(new.shape[0], device=new.device)[:, None], index]
+        self.windows[name].copy_(last)
         return joined
 
     def visible(self) -> Tensor:
-        """[batch, new, capacity]: new token at position p sees what stands at j ≤ p."""
-        return torch.arange(self.capacity, device=self.positions.device) <= self.positions[..., None]
+        """[batch, new, span]: new token at position p sees what stands at j ≤ p."""
+        return torch.arange(self.span, device=self.positions.device) <= self.positions[..., None]
 
 
 def mix_rows(weight: Tensor, x: Tensor, slot: Slot, *, softmax: bool) -> Tensor:
-    """Rows of a persistent matrix for the new tokens: `weight` [heads, ≥p, ≥capacity], x [batch, capacity, channels]."""
+    """Rows of a persistent matrix for the new tokens: `weight` [heads, ≥p, ≥span], x [batch, span, channels]."""
     heads = weight.shape[0]
-    rows = take_rows(weight[..., : slot.capacity], slot.positions)  # [batch, heads, new, capacity]
+    rows = take_rows(weight[..., : slot.span], slot.positions)  # [batch, heads, new, span]
     hidden = ~slot.visible()[:, None]
     if softmax:
         rows = torch.softmax(rows.masked_fill(hidden, float("-inf")), -1, dtype=torch.promote_types(rows.dtype, torch.float32))

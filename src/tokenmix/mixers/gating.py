@@ -83,7 +83,7 @@ class GmlpBlock(Mixer):
         z2 = self.norm(z2)
         tiny = None if self.attention is None else self.attention(x, mask, slot=slot, record=record)
         if slot is not None and not slot.fresh:
-            f = mix_rows(self.matrix(slot.capacity)[None], slot.append("z2", z2), slot, softmax=False)
+            f = mix_rows(self.matrix(slot.span)[None], slot.append("z2", z2), slot, softmax=False)
             f = f + self.bias[slot.positions.clamp(max=self.site.max_length - 1)].unsqueeze(-1)
             s = self._gate(z1, f if tiny is None else f + tiny)
         else:

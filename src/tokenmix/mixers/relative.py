@@ -40,9 +40,9 @@ class RelativeBias(Mixer):
         nn.init.normal_(self.weight, std=self.std)
 
     def forward(self, length: int, slot: Slot | None = None) -> Tensor:  # type: ignore[override]
-        """[heads, length, length], or [batch, heads, new, capacity] for the new tokens of a decoding step."""
+        """[heads, length, length], or [batch, heads, new, span] for the new tokens of a decoding step."""
         if slot is not None and not slot.fresh:
-            offset = torch.arange(slot.capacity, device=self.weight.device) - slot.positions[..., None]
+            offset = torch.arange(slot.span, device=self.weight.device) - slot.positions[..., None]
             return self.weight[self._bucket(offset)].permute(0, 3, 1, 2)
         offset = torch.arange(1 - length, length, device=self.weight.device)
         return toeplitz(self.weight[self._bucket(offset)].T, length)  # one row per offset, spread along diagonals

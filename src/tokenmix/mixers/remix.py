@@ -89,7 +89,7 @@ class RemixBlock(Mixer):
         remembered = slot.append("x1", x1) if slot is not None else x1
         compose = Compose(self._alpha(x1)) if self.spec.compose is True else None
         if step:
-            xs = mix_rows(self.matrix(slot.capacity), remembered, slot, softmax=True)
+            xs = mix_rows(self.matrix(slot.span), remembered, slot, softmax=True)
             xc = reference.apply_epilogue(xs, x1, compose)
         else:
             h = self.matrix(x.shape[1])
