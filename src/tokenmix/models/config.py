@@ -86,6 +86,7 @@ class TokenmixConfig(PreTrainedConfig):
     embedding_norm: bool = False  #: a norm on the embeddings (BERT)
     embedding_projection: bool = False  #: a linear layer on the embeddings (FNet)
     head_transform: bool = False  #: linear, gelu and norm before the masked LM output (BERT)
+    head_activation: str = "gelu"  #: its activation: "gelu", or "gelu_tanh" (FNet), "relu", "silu"
     pooler: bool = False  #: tanh layer on the first token before classification (BERT)
     pool: str | None = None  #: "cls" or "mean": what classification reads
     classifier_dropout: float = 0.0
@@ -140,6 +141,7 @@ class TokenmixConfig(PreTrainedConfig):
             ("norm_position", ("pre", "post")),
             ("init", ("t5", "bert", "xavier")),
             ("pool", ("cls", "mean")),
+            ("head_activation", ("gelu", "gelu_tanh", "relu", "silu")),
         ):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)

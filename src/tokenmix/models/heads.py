@@ -16,6 +16,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
+from tokenmix.mixers.base import ACTIVATIONS
 from tokenmix.models.base import Head, TokenmixModel, TokenmixPreTrainedModel
 from tokenmix.models.cache import MixingCache
 from tokenmix.models.config import TokenmixConfig
@@ -181,19 +182,20 @@ class TokenmixForCausalLM(TokenmixLM, Generates, GenerationMixin):
 
 
 class Transform(Head):
-    """Linear, gelu, norm: what BERT puts before its output matrix."""
+    """Linear, activation, norm: what BERT puts before its output matrix."""
 
     def __init__(self, config: TokenmixConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.d_model, config.d_model)
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.activation = ACTIVATIONS[config.head_activation]
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.dense.weight, std=0.02)
         nn.init.zeros_(self.dense.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(nn.functional.gelu(self.dense(x)))
+        return self.norm(self.activation(self.dense(x)))
 
 
 class TokenmixForMaskedLM(TokenmixLM):
