@@ -1,0 +1,255 @@
+"""Attention in small blocks of examples and queries, each computed again on the way back instead of stored.
+
+This is the path for what fused attention cannot do on a CPU: a bias that needs a gradient, tiled logits, dropout. It is a
+custom operator, so that compiled graphs take it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MASKED = -30000.0  # finite, so that a row that sees nothing stays finite; exp(−30000) is 0 in every precision
+BLOCK = 1 << 19  # logits held at once: 2 MiB in float32, about a core's cache
+
+
+def rows(*given: Any, dropout: float = 0.0) -> Tensor:
+    """Attention of some query rows; arguments as of `weights`."""
+    v = given[2]
+    w = weights(*given).to(v.dtype)
+    if dropout:
+        w = torch.dropout(w.expand(v.shape[0], v.shape[1], -1, -1), dropout, True)
+    return w @ v
+
+
+def weights(
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    key_bias: Tensor | None,
+    tile_a: Tensor | None,
+    tile_b: Tensor | None,
+    mask: Tensor | None,
+    first: int,
+) -> Tensor:
+    """softmax(…) of some query rows; `first` is their first position where attention is causal, else −1."""
+    keys = v.shape[-2]
+    logits = None if q is None or k is None else q @ k.transpose(-1, -2)
+    if tile_a is not None and tile_b is not None:
+        # A[i, j mod a]·B[i, j div a] is the outer product of the two vectors, read row by row
+        tiled = (tile_b.unsqueeze(-1) * tile_a.unsqueeze(-2)).flatten(-2)[..., :keys]
+        logits = tiled if logits is None else logits + tiled
+    if bias is not None:
+        bias = bias if bias.dim() == 4 else bias[None]
+        logits = bias if logits is None else logits + bias
+    added = per_key(key_bias, mask if mask is not None and mask.dim() == 2 else None, v)
+    if added is not None:
+        logits = added[:, :, None] if logits is None else logits + added[:, :, None]
+    assert logits is not None
+    if mask is not None and mask.dim() == 3:
+        logits = logits.masked_fill(~mask[:, None], MASKED)
+    if first >= 0:
+        logits = logits.masked_fill(future(first, first + logits.shape[-2], keys, v.device), float("-inf"))
+    return torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def per_key(key_bias: Tensor | None, mask: Tensor | None, like: Tensor) -> Tensor | None:
+    """[batch or 1, heads or 1, keys]: what is added to all logits of a key."""
+    hidden = None if mask is None else torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, MASKED)[:, None]
+    if key_bias is None:
+        return hidden
+    return key_bias[None] if hidden is None else hidden + key_bias[None]
+
+
+def future(first: int, last: int, keys: int, device: torch.device) -> Tensor:
+    """True where key j lies after query i, for queries first … last − 1."""
+    return torch.arange(keys, device=device)[None, :] > torch.arange(first, last, device=device)[:, None]
+
+
+def chunked(
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    key_bias: Tensor | None,
+    tile: tuple[Tensor, Tensor] | None,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    """softmax(…)·v block by block; arguments as in :func:`tokenmix.ops.attend`."""
+    a, b = tile if tile is not None else (None, None)
+    seed = int(torch.randint(1 << 62, ())) if dropout else 0  # the way back draws the same
+    return _forward(q, k, v, bias, key_bias, a, b, mask, causal, dropout, seed)
+
+
+# Which dimension of (q, k, v, bias, key_bias, tile_a, tile_b, mask) counts examples and which counts queries. Dimensions
+# are counted from the right, so that a bias with and without a batch reads the same.
+EXAMPLES = (4, 4, 4, 4, None, 4, 4, None)
+QUERIES = (2, None, None, 2, None, 2, 2, None)
+
+
+def _blocks(given: list[Tensor | None]) -> Iterator[tuple[slice, slice]]:
+    v = given[2]
+    assert v is not None
+    batch, heads, keys, _ = v.shape
+    queries = next(t for i in (0, 5, 3) if (t := given[i]) is not None).shape[-2]
+    per_row = max(1, heads * keys)
+    height = max(1, min(queries, max(64, BLOCK // per_row)))
+    width = max(1, min(batch, BLOCK // max(1, per_row * height)))
+    for e in range(0, batch, width):
+        for r in range(0, queries, height):
+            yield slice(e, min(e + width, batch)), slice(r, min(r + height, queries))
+
+
+def _cut(given: list[Tensor | None], examples: slice, queries: slice) -> list[Tensor | None]:
+    """The part of every argument that a block needs."""
+    parts: list[Tensor | None] = []
+    for t, e, r in zip(given, EXAMPLES, QUERIES, strict=True):
+        if t is not None:
+            if e is not None and t.dim() == e and t.shape[0] > 1:
+                t = t[examples]
+            if r is not None:
+                t = t[..., queries, :]
+        parts.append(t)
+    mask = given[7]
+    if mask is not None:
+        parts[7] = mask[examples] if mask.dim() == 2 else mask[examples, queries]
+    return parts
+
+
+@torch.library.custom_op("tokenmix::attend_chunked", mutates_args=())
+def _forward(
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    key_bias: Tensor | None,
+    tile_a: Tensor | None,
+    tile_b: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    seed: int,
+) -> Tensor:
+    given = [q, k, v, bias, key_bias, tile_a, tile_b, mask]
+    out = _empty(given)
+    with torch.autocast(v.device.type, enabled=False), _drawing(seed, v.device):
+        for examples, queries in _blocks(given):
+            part = _cut(given, examples, queries)
+            out[examples, :, queries] = rows(*part, queries.start if causal else -1, dropout=dropout)
+    return out
+
+
+def _empty(given: list[Tensor | None]) -> Tensor:
+    v = given[2]
+    assert v is not None
+    queries = next(t for i in (0, 5, 3) if (t := given[i]) is not None).shape[-2]
+    return v.new_empty(*v.shape[:2], queries, v.shape[-1])
+
+
+@_forward.register_fake
+def _(q, k, v, bias, key_bias, tile_a, tile_b, mask, causal, dropout, seed):  # type: ignore[no-untyped-def]
+    return _empty([q, k, v, bias, key_bias, tile_a, tile_b, mask])
+
+
+@torch.library.custom_op("tokenmix::attend_chunked_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    key_bias: Tensor | None,
+    tile_a: Tensor | None,
+    tile_b: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    dropout: float,
+    seed: int,
+    wanted: list[bool],
+) -> list[Tensor]:
+    given = [q, k, v, bias, key_bias, tile_a, tile_b, mask]
+    totals = _totals(given, wanted)
+    with torch.autocast(v.device.type, enabled=False), _drawing(seed, v.device):
+        for examples, queries in _blocks(given):
+            part = _cut(given, examples, queries)
+            into = _cut([t if t.numel() else None for t in totals], examples, queries)
+            found = _block_gradients(grad[examples, :, queries], part, queries.start if causal else -1, dropout)
+            for total, gradient in zip(into, found, strict=False):
+                if total is not None and gradient is not None:
+                    total += _fit(gradient, total)
+    return totals[:7]
+
+
+def _block_gradients(
+    grad: Tensor, part: list[Tensor | None], first: int, dropout: float
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients by q, k, v, bias, key_bias, A and B of one block, before they are summed to the arguments' shapes."""
+    q, k, v, _, _, a, b, _ = part
+    assert v is not None
+    w = weights(*part, first).expand(v.shape[0], v.shape[1], -1, -1)
+    kept = torch.dropout(torch.ones_like(w, dtype=v.dtype), dropout, True) if dropout else None
+    used = w.to(v.dtype) if kept is None else w.to(v.dtype) * kept
+    dw = grad @ v.transpose(-1, -2)  # out = W v
+    dw = (dw if kept is None else dw * kept).to(w.dtype)
+    ds = (w * (dw - (dw * w).sum(-1, keepdim=True))).to(v.dtype)  # W = softmax(S)
+    dq = dk = da = db = None
+    if q is not None and k is not None:  # S = q kᵀ + …
+        dq, dk = ds @ k, ds.transpose(-1, -2) @ q
+    if a is not None and b is not None:  # … + A[i, j mod a]·B[i, j div a]
+        square = torch.nn.functional.pad(ds, (0, a.shape[-1] * b.shape[-1] - ds.shape[-1])).unflatten(-1, (b.shape[-1], a.shape[-1]))
+        da, db = (square * b.unsqueeze(-1)).sum(-2), (square * a.unsqueeze(-2)).sum(-1)
+    return dq, dk, used.transpose(-1, -2) @ grad, ds, ds.sum(-2), da, db
+
+
+def _fit(gradient: Tensor, total: Tensor) -> Tensor:
+    """Sum over the dimensions along which the argument was shared."""
+    return gradient.sum_to_size(total.shape) if gradient.shape != total.shape else gradient
+
+
+def _totals(given: list[Tensor | None], wanted: list[bool]) -> list[Tensor]:
+    like = given[2]
+    assert like is not None
+    return [torch.zeros_like(t, memory_format=torch.contiguous_format) if t is not None and want else like.new_empty(0)
+            for t, want in zip(given, [*wanted, False], strict=True)]  # fmt: skip
+
+
+@_backward.register_fake
+def _(grad, q, k, v, bias, key_bias, tile_a, tile_b, mask, causal, dropout, seed, wanted):  # type: ignore[no-untyped-def]
+    return _totals([q, k, v, bias, key_bias, tile_a, tile_b, mask], wanted)[:7]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.causal, ctx.dropout, ctx.seed = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    given = ctx.saved_tensors
+    wanted = [bool(need) and t is not None for need, t in zip(ctx.needs_input_grad[:7], given, strict=False)]
+    found = _backward(grad, *given, ctx.causal, ctx.dropout, ctx.seed, wanted)
+    return (*[g if want else None for g, want in zip(found, wanted, strict=True)], None, None, None, None)
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+class _drawing:
+    """Random numbers from a seed inside, untouched outside."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.seed = seed
+        self.fork = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=bool(seed))
+
+    def __enter__(self) -> None:
+        self.fork.__enter__()
+        if self.seed:
+            torch.manual_seed(self.seed)
+
+    def __exit__(self, *error: Any) -> None:
+        self.fork.__exit__(*error)

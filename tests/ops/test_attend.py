@@ -1,0 +1,159 @@
+"""attend against its reference: outputs and every gradient, on every path."""
+
+import importlib
+import itertools
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from tokenmix.ops import attend, chunked, reference  # chunked: the module
+
+module = importlib.import_module("tokenmix.ops.attend")
+BATCH, HEADS, LENGTH, WIDTH, VALUES = 3, 4, 13, 8, 5
+
+
+def leaf(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def make_mask(kind):
+    if kind == "padding":  # one row without padding, one with, one of nothing else
+        return torch.arange(LENGTH)[None] < torch.tensor([LENGTH, 5, 0])[:, None]
+    return torch.rand(BATCH, LENGTH, LENGTH) > 0.5 if kind == "any" else None
+
+
+def same_with_gradients(fast, plain, leaves):
+    out, expected = fast(), plain()
+    weight = torch.randn_like(out)
+    assert torch.allclose(out, expected, atol=1e-10)
+    got = torch.autograd.grad((out * weight).sum(), leaves)
+    want = torch.autograd.grad((expected * weight).sum(), leaves)
+    for a, b in zip(got, want, strict=True):
+        assert torch.allclose(a, b, atol=1e-9)
+
+
+@pytest.mark.parametrize("path", ["held", "blocks"])
+@pytest.mark.parametrize("mask", [None, "padding", "any"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_output_and_gradients_equal_the_reference(monkeypatch, path, mask, causal):
+    if path == "blocks":
+        monkeypatch.setattr(module, "SMALL", 0)
+        monkeypatch.setattr(chunked, "BLOCK", 70)
+    for shared_q, shared_k, with_bias, with_key, with_tile in itertools.product([False, True], repeat=5):
+        q = leaf(1 if shared_q else BATCH, HEADS, LENGTH, WIDTH)
+        k = leaf(1 if shared_k else BATCH, HEADS, LENGTH, WIDTH)
+        v = leaf(BATCH, HEADS, LENGTH, VALUES)
+        options = dict(
+            bias=leaf(HEADS, LENGTH, LENGTH) if with_bias else None,
+            key_bias=leaf(HEADS, LENGTH) if with_key else None,
+            tile=(leaf(BATCH, HEADS, LENGTH, 4), leaf(BATCH, HEADS, LENGTH, 4)) if with_tile else None,
+            mask=make_mask(mask),
+            causal=causal,
+        )
+        leaves = [t for t in (q, k, v, options["bias"], options["key_bias"], *(options["tile"] or ())) if t is not None]
+        same_with_gradients(
+            lambda: attend(q, k, v, **options), lambda: reference.attend(q, k, v, **options), leaves  # noqa: B023
+        )
+
+
+def test_fixed_bias_without_gradient_takes_the_fused_path(monkeypatch):
+    monkeypatch.setattr(module, "SMALL", 0)
+    monkeypatch.setattr(module, "chunked", None)  # would fail if it were called
+    q, k, v = leaf(BATCH, HEADS, LENGTH, WIDTH), leaf(BATCH, HEADS, LENGTH, WIDTH), leaf(BATCH, HEADS, LENGTH, VALUES)
+    bias = torch.randn(HEADS, LENGTH, LENGTH, dtype=torch.float64)
+    for mask, causal in itertools.product([None, "padding"], [False, True]):
+        options = dict(bias=bias, mask=make_mask(mask), causal=causal)
+        same_with_gradients(
+            lambda: attend(q, k, v, **options), lambda: reference.attend(q, k, v, **options), [q, k, v]  # noqa: B023
+        )
+
+
+def test_logits_from_the_bias_alone():
+    bias, v = leaf(HEADS, 6, LENGTH), leaf(BATCH, HEADS, LENGTH, VALUES)
+    same_with_gradients(
+        lambda: attend(None, None, v, bias=bias), lambda: reference.attend(None, None, v, bias=bias), [bias, v]
+    )
+
+
+def test_no_logits_is_an_error():
+    with pytest.raises(ValueError, match="attend needs logits"):
+        attend(None, None, torch.zeros(1, 1, 2, 2))
+
+
+def test_softmax_rows_sum_to_one_or_zero():
+    q, k = (torch.randn(BATCH, HEADS, LENGTH, WIDTH) for _ in range(2))
+    weights = reference.attention_weights(q, k, torch.Size([BATCH, HEADS, LENGTH, 1]), mask=make_mask("padding"))
+    sums = weights.sum(-1)
+    assert torch.allclose(sums[:2], torch.ones(2, HEADS, LENGTH))
+    assert (sums[2] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_low_precision_stays_close(dtype):
+    q, k, v = (torch.randn(2, 2, 32, 16, dtype=dtype) for _ in range(3))
+    out = attend(q / 4, k, v, causal=True)
+    expected = reference.attend(q.double() / 4, k.double(), v.double(), causal=True)
+    assert out.dtype == dtype
+    assert ((out.double() - expected).norm() / expected.norm()) < {torch.float32: 1e-6}.get(dtype, 1e-2)
+
+
+def test_dropout_keeps_the_mean_and_drops():
+    torch.manual_seed(0)
+    v = torch.ones(64, 2, 16, 1)
+    q = torch.zeros(64, 2, 16, 4)
+    out = attend(q, q, v, dropout=0.5)
+    assert out.std() > 0.05
+    assert abs(out.mean() - 1) < 0.05
+
+
+def test_dropout_in_blocks_draws_the_same_on_the_way_back(monkeypatch):
+    monkeypatch.setattr(module, "SMALL", 0)
+    monkeypatch.setattr(chunked, "BLOCK", 200)
+    q, k, v = (torch.randn(2, 2, 16, 4, requires_grad=True) for _ in range(3))
+    torch.manual_seed(3)
+    out = attend(q, k, v, dropout=0.5)
+    (gradient,) = torch.autograd.grad(out.sum(), v)
+    # out is linear in v: its gradient at any other v is the same, and out = <gradient, v> summed over channels
+    assert torch.allclose((gradient * v).sum(), out.sum(), atol=1e-4)
+
+
+def test_blocks_compile_without_graph_breaks(monkeypatch):
+    monkeypatch.setattr(module, "SMALL", 0)
+    q, k, v = (torch.randn(2, 2, 16, 4, requires_grad=True) for _ in range(3))
+    bias = torch.randn(2, 16, 16, requires_grad=True)
+    compiled = torch.compile(lambda *a: attend(*a[:3], bias=a[3], causal=True), fullgraph=True, backend="aot_eager")
+    got = torch.autograd.grad(compiled(q, k, v, bias).square().sum(), [q, k, v, bias])
+    want = torch.autograd.grad(attend(q, k, v, bias=bias, causal=True).square().sum(), [q, k, v, bias])
+    for a, b in zip(got, want, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+PEAK = """
+import resource, sys, torch
+torch.set_num_threads(1)
+from tokenmix.mixers import parse
+expression, length, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+layer = parse(expression).build(d_model=32, heads=2, max_length=length)
+x = torch.randn(batch, length, 32, requires_grad=True)
+mask = torch.ones(batch, length, dtype=torch.bool); mask[0, length // 2:] = False
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+layer(x, mask).square().sum().backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize(
+    "expression", ["dense", "factorized_random", "dense + dot", "factorized_random + dot", "random + dot", "factorized_dense"]
+)
+def test_peak_memory_does_not_grow_with_length_squared_times_batch(expression):
+    """Forward and backward with padding at length 2048: all scores of 16 more examples are 16·2·2048² floats = 537 MB."""
+
+    def peak(batch):
+        command = [sys.executable, "-c", textwrap.dedent(PEAK), expression, "2048", str(batch)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
+
+    small, large = peak(4), peak(20)
+    assert large - small < 100, f"{small:.0f} MiB at batch 4, {large:.0f} MiB at batch 20"
