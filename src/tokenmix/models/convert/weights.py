@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,10 @@ class Part:
     index: int
     of: int = 3
 
+    def under(self, prefix: str) -> Part:
+        """The same part of a tensor further inside."""
+        return Part(f"{prefix}.{self.name}", self.index, self.of)
+
 
 Names = dict[str, "str | Part"]  #: our tensor → theirs
 
@@ -35,8 +38,10 @@ def linear(ours: str, theirs: str, *, bias: bool = True) -> dict[str, str]:
     return {f"{ours}.{part}": f"{theirs}.{part}" for part in (("weight", "bias") if bias else ("weight",))}
 
 
-def take(names: Mapping[str, str | Part], theirs: Mapping[str, Tensor], what: str, unused: Iterable[str] = ()) -> dict[str, Tensor]:
-    """Their tensors under our names. One that is missing, or left over (but for `unused`), is an error that names it."""
+def take(
+    names: Mapping[str, str | Part], theirs: Mapping[str, Tensor], what: str, unused: Iterable[str] = ()
+) -> dict[str, Tensor]:
+    """Their tensors under our names. One that is missing, or left over (but for `unused`), is an error naming it."""
     wanted = {source.name if isinstance(source, Part) else source for source in names.values()}
     problems = []
     if missing := sorted(wanted - set(theirs)):
@@ -55,17 +60,18 @@ def build(config: TokenmixConfig, head: str, tensors: Mapping[str, Tensor], what
     """A model of ours that holds copies of these tensors; no time goes into initial values."""
     with torch.device("meta"):
         model = create_model(config, head=head)
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if config.tie_embeddings:
-        expected.pop("lm_head.weight", None)
-    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = [f"{name} {list(given[name])}, wanted {list(expected[name])}" for name in given if name in expected and given[name] != expected[name]]
-    wrong += [f"{name} missing" for name in expected if name not in given]
-    wrong += [f"{name} has no place" for name in given if name not in expected]
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    tied = bool(config.tie_embeddings and expected.pop("lm_head.weight", None))
+    given = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    wrong = [
+        f"{name} is {given.get(name, 'missing')} and should be {expected.get(name, 'absent')}"
+        for name in {**expected, **given}
+        if given.get(name) != expected.get(name)
+    ]
     if wrong:
-        raise ValueError(f"the weights of {what} do not fit the configuration (were sizes overridden?): {'; '.join(wrong)}")
-    state: dict[str, Any] = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    if config.tie_embeddings and "lm_head.weight" in model.state_dict():
+        raise ValueError(f"the weights of {what} do not fit the options that were overridden: {'; '.join(wrong)}")
+    state = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    if tied:
         state["lm_head.weight"] = state["model.embed.tokens.weight"]
     model.load_state_dict(state, assign=True)
     model.tie_weights()
