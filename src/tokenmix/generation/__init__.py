@@ -1,0 +1,5 @@
+"""Generation: cached greedy search, sampling and beam search for every causal mixer."""
+
+from tokenmix.generation.api import Generated, generate, stream
+
+__all__ = ["Generated", "generate", "stream"]
