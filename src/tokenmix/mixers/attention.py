@@ -228,7 +228,7 @@ def _join(parts: list[Tensor]) -> Tensor:
     """Concatenate along the width; shared parts are spread over the batch."""
     if len(parts) == 1:
         return parts[0]
-    batch = max(part.shape[0] for part in parts)
+    batch = next((part.shape[0] for part in parts if part.shape[0] != 1), 1)
     return torch.cat([part.expand(batch, -1, -1, -1) for part in parts], -1)
 
 

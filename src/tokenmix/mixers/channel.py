@@ -118,4 +118,4 @@ class BagOfWords(Channel):
 
 class _BagOfWords(Mixer):
     def forward(self, x: Tensor, mask: Tensor | None = None, **_: Any) -> Tensor:
-        return torch.zeros_like(x)
+        return x * 0.0

@@ -64,5 +64,5 @@ class _Fourier(Mixer):
         n = mask.sum(-1).clamp_min(1)[:, None, None]
         place = (mask.cumsum(-1) - 1).clamp_min(0)
         real = (mask[:, :, None] & mask[:, None, :]).to(like.dtype)
-        angle = (place[:, :, None] * place[:, None, :] % n).to(like.dtype) * (2 * math.pi / n).to(like.dtype)
+        angle = (place[:, :, None] * place[:, None, :] % n).to(like.dtype) * (2 * math.pi / n.to(like.dtype))
         return torch.cos(angle) * real, torch.sin(angle) * real
