@@ -1,0 +1,159 @@
+"""Batches: which examples, in which order, padded to which shape. All of it a pure function of (seed, batch number).
+
+So any process makes any batch at any time: data workers need no state, a resumed run starts at the next number, and every
+model that is trained with the same seed sees the same batches in the same order.
+
+The stream goes on for ever, through all examples in a new order each epoch. It is cut into pools of 64 batches; within a
+pool examples of similar length come together, and the batches of a pool are taken in random order. Every batch is full,
+and lengths are padded to a few shapes (`bucket_shapes`), so that a compiled model compiles a few times and never again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from tokenmix.data.randomness import bits, key
+from tokenmix.training.features import IGNORED
+
+Ints = NDArray[np.int64]
+POOL = 64  # batches that share a sorting
+ROUND = 8  # lengths are multiples of this: matrix units like it, and there are fewer shapes
+
+
+def round_up(length: int, multiple: int = ROUND) -> int:
+    """The next multiple.
+
+    >>> round_up(17)
+    24
+    """
+    return -(-int(length) // multiple) * multiple
+
+
+def bucket_shapes(sizes: Ints, count: int) -> list[tuple[int, int]]:
+    """At most ``count`` shapes (input length, target length), each covering the one before, the last covering all.
+
+    Shape j covers the shortest j/count of the examples, by inputs and targets together.
+
+    >>> bucket_shapes(np.array([[5, 3], [9, 20], [30, 20], [60, 60]]), count=2)
+    [(16, 24), (64, 64)]
+    """
+    order = np.argsort(sizes.sum(1), kind="stable")
+    reach = np.maximum.accumulate(sizes[order], axis=0)  # longest input and target among the shortest so many
+    last = [min(len(order) - 1, max(0, -(-len(order) * (j + 1) // count) - 1)) for j in range(count)]
+    shapes = [(round_up(max(1, reach[at, 0])), round_up(reach[at, 1]) if reach[at, 1] else 0) for at in last]
+    return list(dict.fromkeys(shapes))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One process's rows of a batch, and what is known of the whole of it."""
+
+    number: int
+    tensors: dict[str, Tensor]
+    tokens: int  #: real tokens, inputs and targets, of all processes together
+    items: int  #: predicted tokens in these rows
+    shape: tuple[int, int]
+
+    def pin_memory(self) -> Batch:
+        """Called by the loader: page-locked memory, from which copies to a GPU are asynchronous."""
+        return Batch(self.number, {k: v.pin_memory() for k, v in self.tensors.items()}, self.tokens, self.items, self.shape)
+
+
+class Batches(Dataset):
+    """`batches[n]` is batch n of the run, for one of ``world`` processes.
+
+    >>> batches = Batches(examples, batch_size=32, seed=0)
+    >>> batches[7].tensors["input_ids"].shape
+    torch.Size([32, 16])
+    """
+
+    def __init__(
+        self, examples: Any, batch_size: int, seed: int = 0, *, buckets: int = 4, exact: bool = False, rank: int = 0, world: int = 1
+    ) -> None:
+        if batch_size < 1 or batch_size % world:
+            raise ValueError(f"batch_size={batch_size} does not divide among {world} processes")
+        self.examples, self.batch_size, self.seed, self.rank, self.world = examples, batch_size, seed, rank, world
+        self.exact = exact  # pad to the batch's own longest example: less work, more shapes (nothing is compiled)
+        self.shapes = bucket_shapes(examples.sizes(), buckets)
+        self.pool = max(1, min(POOL, len(examples) // batch_size))  # no example twice in a pool
+        self._plan = lru_cache(maxsize=4)(self._make_plan)
+
+    def __getstate__(self) -> dict[str, Any]:  # for workers that are spawned
+        return {name: value for name, value in self.__dict__.items() if name != "_plan"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._plan = lru_cache(maxsize=4)(self._make_plan)
+
+    def _make_plan(self, pool: int) -> tuple[Ints, Ints, Ints]:
+        """(indices, epochs, sizes) of a pool's batches, [batches, batch_size(, 2)]."""
+        count = self.pool * self.batch_size
+        positions = np.arange(pool * count, (pool + 1) * count, dtype=np.int64)
+        indices, epochs = self.examples.locate(positions, self.seed)
+        sizes = self.examples.sizes(indices)
+        bucket = np.full(count, len(self.shapes) - 1)
+        for number, (inputs, targets) in reversed(list(enumerate(self.shapes))):
+            bucket[(sizes[:, 0] <= inputs) & (sizes[:, 1] <= targets)] = number
+        order = np.lexsort((positions, sizes.sum(1), bucket)).reshape(self.pool, self.batch_size)
+        order = order[np.argsort(bits(key(self.seed, 1, pool), np.arange(self.pool)), kind="stable")]
+        return indices[order], epochs[order], sizes[order]
+
+    def shape(self, sizes: Ints) -> tuple[int, int]:
+        """The smallest shape that holds examples of these sizes."""
+        longest = sizes.max(0)
+        if self.exact:
+            return round_up(longest[0]), round_up(longest[1])
+        return next(s for s in [*self.shapes, tuple(longest)] if s[0] >= longest[0] and s[1] >= longest[1])
+
+    def __getitem__(self, number: int) -> Batch:
+        indices, epochs, sizes = (part[number % self.pool] for part in self._plan(number // self.pool))
+        shape = self.shape(sizes)
+        share = self.batch_size // self.world
+        rows = slice(self.rank * share, (self.rank + 1) * share)
+        tensors = self.examples.batch(indices[rows], epochs[rows], shape)
+        return Batch(number, tensors, int(sizes.sum()), predicted(tensors), shape)
+
+    def loader(self, start: int, workers: int = 0, pin: bool = False) -> Iterator[Batch]:
+        """Batches from number ``start`` on, for ever, made ahead by ``workers`` processes."""
+        more = {"prefetch_factor": 4, "persistent_workers": False} if workers else {}
+        return iter(DataLoader(self, batch_size=None, sampler=From(start), num_workers=workers, pin_memory=pin, **more))
+
+    @property
+    def per_epoch(self) -> float:
+        """Batches in an epoch."""
+        return len(self.examples) / self.batch_size
+
+
+class From(Sampler[int]):
+    """start, start + 1, …"""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count(self.start)
+
+
+def predicted(tensors: dict[str, Tensor]) -> int:
+    """Labels that count towards a token loss; of a causal model (labels as long as inputs) the first predicts nothing."""
+    labels = tensors.get("labels")
+    if labels is None or labels.dim() < 2 or labels.is_floating_point():
+        return len(next(iter(tensors.values())))
+    return int((labels != IGNORED).sum())
+
+
+def split_rows(tensors: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
+    """A batch as micro-batches of (nearly) equal numbers of rows."""
+    if parts == 1:
+        return [tensors]
+    chunks = {name: value.tensor_split(parts) for name, value in tensors.items()}
+    return [{name: chunks[name][i] for name in tensors} for i in range(parts) if len(next(iter(chunks.values()))[i])]
