@@ -103,9 +103,7 @@ def test_mixture_has_weights_that_sum_to_one():
 def test_published_mixing_rules():
     summed = build('mix(random, dot, alpha="sum")')
     r, v = summed.terms
-    assert torch.allclose(
-        summed(x()), attention(summed, x(), lambda e, h: r.matrix[h, :L, :L] + dot_logits(v, e, h))
-    )
+    assert torch.allclose(summed(x()), attention(summed, x(), lambda e, h: r.matrix[h, :L, :L] + dot_logits(v, e, h)))
     for text in ('mix(random, dot, alpha="sigmoid")', 'mix(dot, random, alpha="sigmoid")'):
         m = build(text)
         a = torch.sigmoid(m.alpha[0])  # (1 − α)·QKᵀ + α·S
@@ -165,7 +163,9 @@ def test_remix(alpha, causal):
     m = build(f"remix(alpha={alpha})", causal=causal)
     x1 = gelu(x() @ m.w1.weight.T, approximate="tanh") * (x() @ m.w2.weight.T)  # X' = σ(X W₁) ⊙ X W₂
     h = m.h[0, :L, :L]
-    xs = softmax(h.masked_fill(torch.ones(L, L).triu(1).bool(), float("-inf")) if causal else h) @ x1  # X_S = softmax(H) X'
+    xs = (
+        softmax(h.masked_fill(torch.ones(L, L).triu(1).bool(), float("-inf")) if causal else h) @ x1
+    )  # X_S = softmax(H) X'
     if alpha == '"gate"':
         a = torch.sigmoid(x1 @ m.alpha_gate.weight.T + m.alpha_gate.bias)
     else:
@@ -260,7 +260,9 @@ def test_feed_forwards():
     m = build("mlp", bias=True)
     assert torch.allclose(m(x()), gelu(x() @ m.wi.weight.T + m.wi.bias) @ m.wo.weight.T + m.wo.bias)
     m = build("geglu")
-    assert torch.allclose(m(x()), (gelu(x() @ m.w1.weight.T, approximate="tanh") * (x() @ m.w2.weight.T)) @ m.w3.weight.T)
+    assert torch.allclose(
+        m(x()), (gelu(x() @ m.w1.weight.T, approximate="tanh") * (x() @ m.w2.weight.T)) @ m.w3.weight.T
+    )
     m = build("conv_relu(width=3)")
     conv = torch.nn.functional.conv1d(x().transpose(1, 2), m.conv.weight.view(F, 3, D).transpose(1, 2), padding=1)
     assert torch.allclose(m(x()), torch.relu(conv).transpose(1, 2) @ m.out.weight.T)

@@ -92,7 +92,9 @@ def test_causal_output_does_not_change_when_later_tokens_change(text):
 
 
 @pytest.mark.parametrize("text", CAUSAL)
-@pytest.mark.parametrize("pieces", [(1,) * LENGTH, (6, 1, 1, 3), (LENGTH,)], ids=["one by one", "prompt first", "at once"])
+@pytest.mark.parametrize(
+    "pieces", [(1,) * LENGTH, (6, 1, 1, 3), (LENGTH,)], ids=["one by one", "prompt first", "at once"]
+)
 def test_incremental_equals_full(text, pieces):
     mixer, x = build(text, causal=True), batch()
     slot, outs, seen = Slot(LONGEST), [], 0

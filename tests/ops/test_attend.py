@@ -55,7 +55,9 @@ def test_output_and_gradients_equal_the_reference(monkeypatch, path, mask, causa
         )
         leaves = [t for t in (q, k, v, options["bias"], options["key_bias"], *(options["tile"] or ())) if t is not None]
         same_with_gradients(
-            lambda: attend(q, k, v, **options), lambda: reference.attend(q, k, v, **options), leaves  # noqa: B023
+            lambda: attend(q, k, v, **options),
+            lambda: reference.attend(q, k, v, **options),
+            leaves,  # noqa: B023
         )
 
 
@@ -67,7 +69,9 @@ def test_fixed_bias_without_gradient_takes_the_fused_path(monkeypatch):
     for mask, causal in itertools.product([None, "padding"], [False, True]):
         options = dict(bias=bias, mask=make_mask(mask), causal=causal)
         same_with_gradients(
-            lambda: attend(q, k, v, **options), lambda: reference.attend(q, k, v, **options), [q, k, v]  # noqa: B023
+            lambda: attend(q, k, v, **options),
+            lambda: reference.attend(q, k, v, **options),
+            [q, k, v],  # noqa: B023
         )
 
 
@@ -146,7 +150,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.parametrize(
-    "expression", ["dense", "factorized_random", "dense + dot", "factorized_random + dot", "random + dot", "factorized_dense"]
+    "expression",
+    ["dense", "factorized_random", "dense + dot", "factorized_random + dot", "random + dot", "factorized_dense"],
 )
 def test_peak_memory_does_not_grow_with_length_squared_times_batch(expression):
     """Forward and backward with padding at length 2048: all scores of 16 more examples are 16·2·2048² floats = 537 MB."""

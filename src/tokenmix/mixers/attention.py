@@ -166,7 +166,9 @@ class Attention(Mixer):
         if record is not None:
             record["mixing"] = self._matrix(logits, value, mask, causal)
         if self.persistent and asked.step is None:  # one matrix serves the whole batch
-            return self.out(persist(logits.bias, value, softmax=True, mask=mask, causal=causal, dropout=dropout)).view(shape)
+            return self.out(persist(logits.bias, value, softmax=True, mask=mask, causal=causal, dropout=dropout)).view(
+                shape
+            )
         mixed = attend(
             logits.q,
             logits.k,

@@ -60,6 +60,8 @@ class FeatureMap(Mixer):
 
     def _windows(self, t: Tensor, taps: int, asked: Asked, name: str) -> Tensor:
         """Each token's window of features side by side: [batch, heads, queries, taps · inner]."""
-        wide = shift_window(masked(t, asked.mask), taps, causal=self.site.causal, slot=asked.slot, name=asked.owner + name)
+        wide = shift_window(
+            masked(t, asked.mask), taps, causal=self.site.causal, slot=asked.slot, name=asked.owner + name
+        )
         length = t.shape[1]
         return torch.cat([self._heads(wide[:, s : s + length]) for s in range(taps)], -1)

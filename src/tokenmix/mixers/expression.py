@@ -132,7 +132,9 @@ class Sublayer(Expression):
         return (self,)
 
     def __str__(self) -> str:
-        given = [f"{f.name}={_literal(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
+        given = [
+            f"{f.name}={_literal(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default
+        ]  # type: ignore[arg-type]
         return f"{self.name}({', '.join(given)})" if given else self.name
 
 
@@ -215,7 +217,9 @@ def _terms(expression: Expression) -> tuple[Term, ...]:
         return (expression,)
     if isinstance(expression, Mix):
         if expression.alpha != "softmax":
-            raise ValueError(f"{expression} has a rule of its own and cannot be added to; list all its terms inside mix(…)")
+            raise ValueError(
+                f"{expression} has a rule of its own and cannot be added to; list all its terms inside mix(…)"
+            )
         return expression.terms
     raise _not_a_term(expression)
 
@@ -344,11 +348,13 @@ def _value(node: ast.expr, where: str) -> Any:
             return value
         case ast.Constant(value=float() as value) if math.isfinite(value):
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if (
-            not isinstance(value, bool) and math.isfinite(value)
-        ):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if not isinstance(
+            value, bool
+        ) and math.isfinite(value):
             return -value
         case ast.Tuple(elts=items) | ast.List(elts=items):
             return tuple(_value(item, where) for item in items)
         case _:
-            raise ValueError(f"{where}: {ast.unparse(node)!r} is no value; give a finite number, a text in quotes, True or False")
+            raise ValueError(
+                f"{where}: {ast.unparse(node)!r} is no value; give a finite number, a text in quotes, True or False"
+            )

@@ -1,6 +1,6 @@
 """FNet's mixer (Lee-Thorp et al., 2021): the real part of a two-dimensional Fourier transform, over tokens and channels.
 
-    Y = Re(F_length(F_channels(X)))
+Y = Re(F_length(F_channels(X)))
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class _Fourier(Mixer):
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         if mask is None or not self.masks:
             if record is not None:
-                record["mixing"] = self._basis(torch.ones(1, x.shape[1], device=x.device, dtype=torch.bool), wide)[0][:, None]
+                record["mixing"] = self._basis(torch.ones(1, x.shape[1], device=x.device, dtype=torch.bool), wide)[0][
+                    :, None
+                ]
             return torch.fft.fftn(wide, dim=(-1, -2)).real.to(x.dtype)
         spectrum = torch.fft.fft(wide, dim=-1)  # F_channels
         cosine, sine = self._basis(mask.bool(), wide)

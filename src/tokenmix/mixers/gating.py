@@ -1,8 +1,8 @@
 """The gMLP block with its Spatial Gating Unit, and aMLP's tiny attention.
 
-    Z = gelu(X U)
-    s(Z) = Z₁ ⊙ (W norm(Z₂) + b)          split gate; W ≈ 0 and b = 1 at the start, so that s(Z) ≈ Z₁
-    Y = s(Z) V                            gMLP, Eq. 1–4
+Z = gelu(X U)
+s(Z) = Z₁ ⊙ (W norm(Z₂) + b)          split gate; W ≈ 0 and b = 1 at the start, so that s(Z) ≈ Z₁
+Y = s(Z) V                            gMLP, Eq. 1–4
 """
 
 from __future__ import annotations

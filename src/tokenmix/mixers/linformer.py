@@ -1,6 +1,6 @@
 """Linformer (Wang et al., 2020): attention over keys and values projected along the length to k places.
 
-    softmax(Q (EᵀK)ᵀ / √d) FᵀV        E, F ∈ ℝ^{ℓ×k}, shared by the heads
+softmax(Q (EᵀK)ᵀ / √d) FᵀV        E, F ∈ ℝ^{ℓ×k}, shared by the heads
 """
 
 from __future__ import annotations

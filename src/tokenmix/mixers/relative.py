@@ -31,7 +31,9 @@ class RelativeBias(Mixer):
     def __init__(self, heads: int, *, causal: bool, buckets: int = 32, distance: int = 128, std: float = 1.0) -> None:
         super().__init__()
         if buckets < 4 or buckets % 2 or distance <= buckets // (2 if causal else 4):
-            raise ValueError(f"relative positions need an even number of buckets >= 4 and a larger distance; got {buckets}, {distance}")
+            raise ValueError(
+                f"relative positions need an even number of buckets >= 4 and a larger distance; got {buckets}, {distance}"
+            )
         self.weight = nn.Parameter(torch.empty(buckets, heads))
         self.causal, self.buckets, self.distance, self.std = causal, buckets, distance, std
         self.reset_parameters()

@@ -1,9 +1,9 @@
 """The Remixer block: a feed-forward network with a persistent mixing memory inside.
 
-    X'  = σ_g(X W₁) ⊙ X W₂                         gated linear unit, σ_g = gelu
-    X_S = softmax(H) X'                            H ∈ ℝ^{ℓ×ℓ} is learned and shared by all examples
-    X_C = α (X_S ⊙ X') + (1 − α)(X' − X_S)         multiplicative and subtractive composition
-    Y   = X_C W₃                                   Remixer, Sec. 2.1
+X'  = σ_g(X W₁) ⊙ X W₂                         gated linear unit, σ_g = gelu
+X_S = softmax(H) X'                            H ∈ ℝ^{ℓ×ℓ} is learned and shared by all examples
+X_C = α (X_S ⊙ X') + (1 − α)(X' − X_S)         multiplicative and subtractive composition
+Y   = X_C W₃                                   Remixer, Sec. 2.1
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class RemixBlock(Mixer):
         super().__init__()
         width = site.d_model if spec.literal else site.d_ff
         if width % spec.heads:
-            raise ValueError(f"remix(heads={spec.heads}): heads split the {width} channels of X', and {spec.heads} does not divide {width}")
+            raise ValueError(
+                f"remix(heads={spec.heads}): heads split the {width} channels of X', and {spec.heads} does not divide {width}"
+            )
         self.spec, self.site = spec, site
         self.w1 = linear(site, site.d_model, width)
         self.w2 = linear(site, site.d_model, width)

@@ -135,8 +135,10 @@ class _FactorizedRandom(TermModule):
 
 
 widths = Check(
-    lambda v: (type(v) is int and v >= 1 and v % 2 == 1)
-    or (isinstance(v, tuple) and len(v) == 2 and all(type(w) is int and w >= 1 and w % 2 == 1 for w in v)),
+    lambda v: (
+        (type(v) is int and v >= 1 and v % 2 == 1)
+        or (isinstance(v, tuple) and len(v) == 2 and all(type(w) is int and w >= 1 and w % 2 == 1 for w in v))
+    ),
     "an odd width such as 3, or two such as (3, 5)",
 )
 
@@ -160,7 +162,9 @@ class Dense(Term):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.query == "dot" and self.f != "relu":
-            raise ValueError(f'dense(query="dot") takes the relu of the dot term\'s query; it does not go with f="{self.f}"')
+            raise ValueError(
+                f'dense(query="dot") takes the relu of the dot term\'s query; it does not go with f="{self.f}"'
+            )
 
     def make_term(self, site: Site) -> TermModule:
         return _Dense(self, site)
@@ -258,4 +262,3 @@ class _Relative(TermModule):
 
     def logits(self, asked: Asked) -> Logits:
         return Logits(bias=self.bias(asked.keys, asked.slot))
-

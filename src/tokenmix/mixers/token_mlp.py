@@ -99,7 +99,9 @@ class _CausalTokenMlp(Mixer):
         y = self.b.expand(x.shape)
         for first in range(0, self.a.shape[0], rows):
             part = (wide, self.w1[first : first + rows], self.b1[first : first + rows], self.a[first : first + rows])
-            y = y + (_window_mlp(*part) if rows >= self.a.shape[0] else checkpoint(_window_mlp, *part, use_reentrant=False))
+            y = y + (
+                _window_mlp(*part) if rows >= self.a.shape[0] else checkpoint(_window_mlp, *part, use_reentrant=False)
+            )
         return y
 
     def _matrix(self, length: int) -> Tensor:

@@ -28,9 +28,13 @@ class TokenmixPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: TokenmixConfig, *args: Any, **kwargs: Any) -> None:
         if self.body is not None and config.body != self.body:
-            raise ValueError(f"{type(self).__name__} needs body={self.body!r}; this configuration has body={config.body!r}")
+            raise ValueError(
+                f"{type(self).__name__} needs body={self.body!r}; this configuration has body={config.body!r}"
+            )
         super().__init__(config, *args, **kwargs)
-        if getattr(self, "generation_config", None) is not None:  # the model's longest sequence is not the default length of generation
+        if (
+            getattr(self, "generation_config", None) is not None
+        ):  # the model's longest sequence is not the default length of generation
             self.generation_config.max_length = None
             self.generation_config._from_model_config = False
 
@@ -111,7 +115,14 @@ class TokenmixModel(TokenmixPreTrainedModel):
     ) -> Tensor:
         """Encoder states [batch, length, d_model]."""
         return self._run(
-            self.encoder, input_ids, attention_mask, inputs_embeds, token_type_ids, document_ids, records=records, hidden_states=hidden_states
+            self.encoder,
+            input_ids,
+            attention_mask,
+            inputs_embeds,
+            token_type_ids,
+            document_ids,
+            records=records,
+            hidden_states=hidden_states,
         )
 
     def decode(
@@ -148,7 +159,9 @@ class TokenmixModel(TokenmixPreTrainedModel):
             )
         if mask is not None:
             if mask.dim() != 2 or mask.shape[0] != given.shape[0] or mask.shape[1] < length:
-                raise ValueError(f"attention_mask must be [batch, length] = {list(given.shape[:2])}; got {list(mask.shape)}")
+                raise ValueError(
+                    f"attention_mask must be [batch, length] = {list(given.shape[:2])}; got {list(mask.shape)}"
+                )
             mask = mask[:, -length:].bool()  # with a cache, the mask covers what is remembered too
         if documents is not None:
             if cache is not None:
@@ -160,7 +173,9 @@ class TokenmixModel(TokenmixPreTrainedModel):
         back = None
         if mask is not None and length > 1 and mask.shape[0] and (order := right_padded(mask)) is not None:
             forth, back = order
-            ids, vectors, segments, mask = (None if t is None else roll(t, forth) for t in (ids, vectors, segments, mask))
+            ids, vectors, segments, mask = (
+                None if t is None else roll(t, forth) for t in (ids, vectors, segments, mask)
+            )
         positions = cache.begin(given, mask) if cache is not None else None
         x = stack(self.embed(ids, vectors, segments, positions), mask, cache=cache, **context)
         if cache is not None:
@@ -205,19 +220,36 @@ class TokenmixModel(TokenmixPreTrainedModel):
             out: Any = BaseModelOutputWithPast(last_hidden_state=states, hidden_states=_tuple(hidden))
         elif self.config.body == "encoder":
             states = self.encode(
-                input_ids, attention_mask, inputs_embeds, token_type_ids, document_ids, records=records, hidden_states=hidden
+                input_ids,
+                attention_mask,
+                inputs_embeds,
+                token_type_ids,
+                document_ids,
+                records=records,
+                hidden_states=hidden,
             )
             out = BaseModelOutputWithPast(last_hidden_state=states, hidden_states=_tuple(hidden))
         elif self.config.body == "decoder":
             states = self.decode(
-                input_ids, attention_mask, inputs_embeds, document_ids, cache=cache, records=records, hidden_states=hidden
+                input_ids,
+                attention_mask,
+                inputs_embeds,
+                document_ids,
+                cache=cache,
+                records=records,
+                hidden_states=hidden,
             )
             out = BaseModelOutputWithPast(last_hidden_state=states, past_key_values=cache, hidden_states=_tuple(hidden))
         else:
             encoder_hidden: list[Tensor] | None = [] if output_hidden_states else None
             if encoder_outputs is None:
                 memory = self.encode(
-                    input_ids, attention_mask, inputs_embeds, token_type_ids, records=records, hidden_states=encoder_hidden
+                    input_ids,
+                    attention_mask,
+                    inputs_embeds,
+                    token_type_ids,
+                    records=records,
+                    hidden_states=encoder_hidden,
                 )
             else:
                 memory = encoder_outputs[0]

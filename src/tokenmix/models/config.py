@@ -62,7 +62,9 @@ class TokenmixConfig(PreTrainedConfig):
     vocab_size: int = 32128
     max_length: int = 512  #: longest sequence; sizes every parameter that depends on length
     # conventions
-    positions: str | None = None  #: "relative" (T5, shared by the layers), "relative_per_layer", "absolute", "sinusoidal", "none"
+    positions: str | None = (
+        None  #: "relative" (T5, shared by the layers), "relative_per_layer", "absolute", "sinusoidal", "none"
+    )
     relative_buckets: int = 32
     relative_distance: int = 128
     norm: str | None = None  #: "rms" or "layer"
@@ -104,7 +106,9 @@ class TokenmixConfig(PreTrainedConfig):
         known = FROM_TRANSFORMERS | set(GenerationConfig._get_default_generation_params())
         for key in kwargs:
             if key not in known and not key.startswith("_"):
-                raise unknown("option of TokenmixConfig", key, [f for f in type(self).__annotations__ if f not in ("model_type",)])
+                raise unknown(
+                    "option of TokenmixConfig", key, [f for f in type(self).__annotations__ if f not in ("model_type",)]
+                )
         if self.body not in BODIES:
             raise unknown("body", self.body, BODIES)
         self.layer = str(parse(self.layer))
@@ -152,13 +156,22 @@ class TokenmixConfig(PreTrainedConfig):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 0):
                 raise ValueError(f"{name} must be a whole number >= 0; got {value!r}")
-        for name in ("dropout", "attention_dropout", "inner_dropout", "drop_path", "label_smoothing", "classifier_dropout"):
+        for name in (
+            "dropout",
+            "attention_dropout",
+            "inner_dropout",
+            "drop_path",
+            "label_smoothing",
+            "classifier_dropout",
+        ):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a number in [0, 1); got {getattr(self, name)!r}")
         if self.z_loss < 0:
             raise ValueError(f"z_loss must be >= 0; got {self.z_loss!r}")
         if self.body == "vision" and self.positions in ("relative", "sinusoidal"):
-            raise ValueError(f'positions={self.positions!r} is for text; vision takes "absolute", "relative_per_layer" or "none"')
+            raise ValueError(
+                f'positions={self.positions!r} is for text; vision takes "absolute", "relative_per_layer" or "none"'
+            )
         self.site()  # heads, widths
 
     def site(self, *, causal: bool = False) -> Site:

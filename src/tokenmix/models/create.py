@@ -38,7 +38,9 @@ PRETRAINING = {
 }
 
 
-def create_model(preset_or_config: str | TokenmixConfig, *, head: str | None = None, **overrides: Any) -> TokenmixPreTrainedModel:
+def create_model(
+    preset_or_config: str | TokenmixConfig, *, head: str | None = None, **overrides: Any
+) -> TokenmixPreTrainedModel:
     """Build a model with fresh weights.
 
     Args:
@@ -54,7 +56,9 @@ def create_model(preset_or_config: str | TokenmixConfig, *, head: str | None = N
     elif isinstance(preset_or_config, TokenmixConfig):
         config = TokenmixConfig(**{**plain(preset_or_config), **overrides}) if overrides else preset_or_config
     else:
-        raise TypeError(f"create_model takes a preset's name or a TokenmixConfig; got {type(preset_or_config).__name__}")
+        raise TypeError(
+            f"create_model takes a preset's name or a TokenmixConfig; got {type(preset_or_config).__name__}"
+        )
     if head is None:
         head = PRETRAINING[config.body]
     elif head not in HEADS:
@@ -64,7 +68,11 @@ def create_model(preset_or_config: str | TokenmixConfig, *, head: str | None = N
 
 def plain(config: TokenmixConfig) -> dict[str, Any]:
     """The options of a configuration as keyword arguments."""
-    options = {name: getattr(config, name) for name in TokenmixConfig.__annotations__ if name not in ("model_type",) and not name.isupper()}
+    options = {
+        name: getattr(config, name)
+        for name in TokenmixConfig.__annotations__
+        if name not in ("model_type",) and not name.isupper()
+    }
     options = {k: v for k, v in options.items() if k not in ("keys_to_ignore_at_inference", "attribute_map")}
     if config.body == "vision":
         options.pop("max_length")

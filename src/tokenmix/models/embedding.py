@@ -46,7 +46,9 @@ class Embedding(nn.Module):
             nn.init.normal_(self.projection.weight, std=0.02)
             nn.init.zeros_(self.projection.bias)
 
-    def forward(self, ids: Tensor | None, vectors: Tensor | None, segments: Tensor | None, positions: Tensor | None) -> Tensor:
+    def forward(
+        self, ids: Tensor | None, vectors: Tensor | None, segments: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
         """ids (or ready vectors), segments and positions, each [batch, length]; positions None means 0, 1, 2, …"""
         if ids is not None:
             self._check(ids, self.config.vocab_size, "token id", "vocab_size")
@@ -76,7 +78,9 @@ class Embedding(nn.Module):
             return
         low, high = (int(v) for v in ids.aminmax())
         if low < 0 or high >= size:
-            raise ValueError(f"{what} {low if low < 0 else high} is outside 0 … {size - 1} ({name}={size} of this model)")
+            raise ValueError(
+                f"{what} {low if low < 0 else high} is outside 0 … {size - 1} ({name}={size} of this model)"
+            )
 
 
 class Patches(nn.Module):

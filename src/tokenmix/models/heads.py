@@ -78,7 +78,12 @@ class Generates:
     _is_stateful = False
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, batch_size: int, max_cache_length: int
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
     ) -> None:
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = MixingCache(self.config.max_length)
@@ -107,7 +112,9 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Labels moved one place to the right behind the start token."""
         start = labels.new_full((labels.shape[0], 1), self.config.decoder_start_token_id)
-        return torch.cat([start, labels[:, :-1]], 1).masked_fill_(torch.cat([start, labels[:, :-1]], 1) == IGNORED, self.config.pad_token_id)
+        return torch.cat([start, labels[:, :-1]], 1).masked_fill_(
+            torch.cat([start, labels[:, :-1]], 1) == IGNORED, self.config.pad_token_id
+        )
 
     def forward(
         self,
@@ -273,9 +280,13 @@ class TokenmixForSequenceClassification(TokenmixPreTrainedModel):
         logits = self.classifier(self.dropout(self.pooler(pooled)))
         loss = None
         if labels is not None:
-            kind = self.config.problem_type or ("regression" if self.config.num_labels == 1 else "single_label_classification")
+            kind = self.config.problem_type or (
+                "regression" if self.config.num_labels == 1 else "single_label_classification"
+            )
             loss = classification_loss(logits, labels, kind, self.config.label_smoothing if self.training else 0.0)
-        return _finish(SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict)
+        return _finish(
+            SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict
+        )
 
 
 class TokenmixForQuestionAnswering(TokenmixPreTrainedModel):
@@ -312,7 +323,9 @@ class TokenmixForQuestionAnswering(TokenmixPreTrainedModel):
                 token_loss(scores, torch.where((place >= 0) & (place < length), place, IGNORED)) / 2
                 for scores, place in ((start, start_positions.view(-1)), (end, end_positions.view(-1)))
             )
-        out = QuestionAnsweringModelOutput(loss=loss, start_logits=start, end_logits=end, hidden_states=body.hidden_states)
+        out = QuestionAnsweringModelOutput(
+            loss=loss, start_logits=start, end_logits=end, hidden_states=body.hidden_states
+        )
         return _finish(out, body, return_dict)
 
 
@@ -343,7 +356,9 @@ class TokenmixForImageClassification(TokenmixPreTrainedModel):
         if labels is not None:
             smoothing = self.config.label_smoothing if self.training else 0.0
             loss = classification_loss(logits, labels, "single_label_classification", smoothing)
-        return _finish(ImageClassifierOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict)
+        return _finish(
+            ImageClassifierOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict
+        )
 
 
 def _mean(states: Tensor, mask: Tensor | None) -> Tensor:

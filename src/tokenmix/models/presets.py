@@ -105,7 +105,9 @@ _add(
 # ------------------------------------------------------------------------------- Synthesizer, Table 6 (and Tables 3–5)
 
 SYNTH = {**T5_1_0, **BASE, "heads": 8, "head_dim": 128, "cross_heads": 12, "cross_head_dim": 64, "d_ff": 3072}
-_WIDE = "self-attention 8 × 128 = 1024 wide against the Transformer's 768, as the published runs; '-matched' has 12 × 64"
+_WIDE = (
+    "self-attention 8 × 128 = 1024 wide against the Transformer's 768, as the published runs; '-matched' has 12 × 64"
+)
 for _name, _term, _millions in (
     ("r", "random", 254),
     ("rv", 'mix(random, dot, alpha="sum")', 292),
@@ -118,7 +120,14 @@ for _name, _term, _millions in (
         f"synthesizer-{_name}-base-matched", "Synthesizer Table 6 at equal width", None, "12 heads × 64, as the Transformer",
         **{**SYNTH, "layer": _layer, "heads": 12, "head_dim": 64},
     )  # fmt: skip
-_add("lightconv-base", "Synthesizer Table 6", 224, **{**T5_1_0, "layer": 'lightconv | mlp(activation="relu")'}, **BASE, d_ff=3072)
+_add(
+    "lightconv-base",
+    "Synthesizer Table 6",
+    224,
+    **{**T5_1_0, "layer": 'lightconv | mlp(activation="relu")'},
+    **BASE,
+    d_ff=3072,
+)
 _add(
     "dynamicconv-base", "Synthesizer Table 6", 257, "9·d² parameters a layer predict the kernels; d_ff is cut to 512",
     **{**T5_1_0, "layer": 'dynamicconv | mlp(activation="relu")'}, **BASE, d_ff=512,
@@ -152,7 +161,14 @@ _LM_NOTE = (
 )
 for _name, _term in _TERMS.items():
     _prefix = "transformer" if _name == "transformer" else f"synthesizer-{_name}"
-    _add(f"{_prefix}-mt", "Synthesizer Table 2 (MT)", _MT_COUNTS[_name], _MT_NOTE, **MT, layer=f'{_term} | mlp(activation="relu")')
+    _add(
+        f"{_prefix}-mt",
+        "Synthesizer Table 2 (MT)",
+        _MT_COUNTS[_name],
+        _MT_NOTE,
+        **MT,
+        layer=f'{_term} | mlp(activation="relu")',
+    )
     _add(f"{_prefix}-lm", "Synthesizer Table 2 (LM)", _LM_COUNTS[_name], _LM_NOTE, **LM, layer=f"{_term} | conv_relu")
 
 # ------------------------------------------------------------------------------------ Synthesizer, Tables 7, 8 and 9
@@ -193,10 +209,27 @@ BERT = dict(
 )  # fmt: skip
 _add("bert-base", "gMLP Tables 3, 5", 110, **BERT, d_model=768, d_ff=3072, heads=12, layers=12)
 _add("bert-large", "gMLP Table 5", 336, **BERT, d_model=1024, d_ff=4096, heads=16, layers=24)
-ABLATION = {**BERT, "vocab_size": 32000, "max_length": 128, "dropout": 0.0, "classifier_dropout": 0.0, "positions": "relative_per_layer"}
+ABLATION = {
+    **BERT,
+    "vocab_size": 32000,
+    "max_length": 128,
+    "dropout": 0.0,
+    "classifier_dropout": 0.0,
+    "positions": "relative_per_layer",
+}
 for _layers, _millions in ((6, 67), (12, 110), (24, 195), (48, 365)):
     _name = "bert-base-relative" if _layers == 12 else f"bert-{_layers}-relative"
-    _add(_name, "gMLP Tables 3, 4", _millions, f"{_layers} + {_layers} blocks", **ABLATION, d_model=768, d_ff=3072, heads=12, layers=_layers)
+    _add(
+        _name,
+        "gMLP Tables 3, 4",
+        _millions,
+        f"{_layers} + {_layers} blocks",
+        **ABLATION,
+        d_model=768,
+        d_ff=3072,
+        heads=12,
+        layers=_layers,
+    )
 _add(
     "bert-base-no-attention", "gMLP Table 3 (rel pos − attn)", 96,
     **{**ABLATION, "layer": "relative | mlp", "positions": "none"}, d_model=768, d_ff=3072, heads=12, layers=12,
@@ -208,7 +241,15 @@ for _layers, _width, _heads, _millions in ((24, 512, 8, 92), (48, 384, 12, 98), 
     )  # fmt: skip
 GMLP = dict(body="encoder", positions="none", vocab_size=32000, d_model=512, d_ff=3072, heads=1)
 for _layers, _millions in ((18, 59), (36, 102), (72, 187), (144, 357)):
-    _add(f"gmlp-{_layers}", "gMLP Tables 3, 4", _millions, **GMLP, max_length=128, layer="gmlp(toeplitz=True)", layers=_layers)
+    _add(
+        f"gmlp-{_layers}",
+        "gMLP Tables 3, 4",
+        _millions,
+        **GMLP,
+        max_length=128,
+        layer="gmlp(toeplitz=True)",
+        layers=_layers,
+    )
 for _gate in ("linear", "additive", "multiplicative"):
     _add(
         f"gmlp-36-{_gate}", "gMLP Table 3", 92, "without a split, 92M means d_ffn = 2048",
@@ -224,7 +265,14 @@ _add("amlp-base", "gMLP Table 5", 109, **GMLP, max_length=512, layer="gmlp(toepl
 GMLP_LARGE = {**GMLP, "d_model": 768, "max_length": 512}
 _add("gmlp-large", "gMLP Table 5", 365, **GMLP_LARGE, layer="gmlp(toeplitz=True)", layers=96)
 _add("amlp-large", "gMLP Table 5", 316, **GMLP_LARGE, layer="gmlp(toeplitz=True, attention=128)", layers=72)
-_add("gmlp-xlarge", "gMLP Table 5", 941, **{**GMLP_LARGE, "d_model": 1024, "d_ff": 4096}, layer="gmlp(toeplitz=True)", layers=144)
+_add(
+    "gmlp-xlarge",
+    "gMLP Table 5",
+    941,
+    **{**GMLP_LARGE, "d_model": 1024, "d_ff": 4096},
+    layer="gmlp(toeplitz=True)",
+    layers=144,
+)
 _add(
     "fnet-base", "FNet", 83, **{**BERT, "layer": 'fourier(padding="include") | mlp(activation="gelu_tanh")', "segments": 4},
     d_model=768, d_ff=3072, heads=12, layers=12, positions="absolute", embedding_projection=True,
@@ -239,8 +287,26 @@ for _name, _width, _millions, _drop in (("ti", 128, 5.9, 0.0), ("s", 256, 19.5, 
         f"gmlp-{_name}16-224", "gMLP Table 1", _millions, f"survival probability {1 - _drop:.2f}",
         **VISION, layer="gmlp", d_model=_width, d_ff=6 * _width, layers=30, drop_path=_drop,
     )  # fmt: skip
-_add("mixer-b16-224", "gMLP Table 2", 59, **VISION, layer="token_mlp(hidden=384) | mlp", d_model=768, d_ff=3072, layers=12)
-_add("mixer-l16-224", "gMLP Table 2", 207, **VISION, layer="token_mlp(hidden=512) | mlp", d_model=1024, d_ff=4096, layers=24)
+_add(
+    "mixer-b16-224",
+    "gMLP Table 2",
+    59,
+    **VISION,
+    layer="token_mlp(hidden=384) | mlp",
+    d_model=768,
+    d_ff=3072,
+    layers=12,
+)
+_add(
+    "mixer-l16-224",
+    "gMLP Table 2",
+    207,
+    **VISION,
+    layer="token_mlp(hidden=512) | mlp",
+    d_model=1024,
+    d_ff=4096,
+    layers=24,
+)
 VIT = dict(body="vision", num_labels=1000, layer="dot | mlp", positions="absolute", pool="cls")
 for _name, _width, _heads, _layers, _size, _millions in (
     ("deit-ti16-224", 192, 3, 12, 224, 5),
@@ -277,9 +343,13 @@ for _name, _layer, _positions in (
     ("linformer", "linformer(k=8) | mlp", "absolute"),
     ("cbow", "bag_of_words | mlp", "none"),
 ):
-    _add(f"{_name}-tiny", "for trials", None, "", body="encoder", layer=_layer, positions=_positions, segments=2, **TINY)
+    _add(
+        f"{_name}-tiny", "for trials", None, "", body="encoder", layer=_layer, positions=_positions, segments=2, **TINY
+    )
 _add("lm-tiny", "for trials", None, "", body="decoder", layer="dot | geglu", **TINY)
-TINY_VISION = dict(body="vision", num_labels=10, image_size=28, patch_size=7, channels=1, d_model=64, d_ff=128, layers=2)
+TINY_VISION = dict(
+    body="vision", num_labels=10, image_size=28, patch_size=7, channels=1, d_model=64, d_ff=128, layers=2
+)
 _add("gmlp-vision-tiny", "for trials", None, "", layer="gmlp", heads=1, **TINY_VISION)
 _add("mixer-vision-tiny", "for trials", None, "", layer="token_mlp(hidden=32) | mlp", heads=1, **TINY_VISION)
 _add("vit-tiny", "for trials", None, "", layer="dot | mlp", heads=4, positions="absolute", pool="cls", **TINY_VISION)

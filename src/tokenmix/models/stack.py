@@ -24,7 +24,9 @@ class MixingRecord:
     layer: int
     sublayer: int
     name: str  #: its expression, e.g. "random + dot", or "cross: dot"
-    matrices: dict[str, Tensor] = field(default_factory=dict)  #: "mixing" [batch or 1, heads, queries, keys], "attention", …
+    matrices: dict[str, Tensor] = field(
+        default_factory=dict
+    )  #: "mixing" [batch or 1, heads, queries, keys], "attention", …
 
 
 class Stack(nn.Module):

@@ -105,7 +105,11 @@ def _fused(
 
 def _as_bias(bias: Tensor | None, mask: Tensor | None, causal: bool, queries: int, keys: int, like: Tensor) -> Tensor:
     """Bias, mask and causality as one additive 4-D tensor, its batch kept at 1 where that is possible."""
-    added = like.new_zeros(1, 1, queries, keys) if bias is None else (bias if bias.dim() == 4 else bias[None]).to(like.dtype)
+    added = (
+        like.new_zeros(1, 1, queries, keys)
+        if bias is None
+        else (bias if bias.dim() == 4 else bias[None]).to(like.dtype)
+    )
     if mask is not None:
         added = added.masked_fill(~mask[:, None], MASKED)
     if causal:

@@ -202,7 +202,9 @@ def _block_gradients(
     if q is not None and k is not None:  # S = q kᵀ + …
         dq, dk = ds @ k, ds.transpose(-1, -2) @ q
     if a is not None and b is not None:  # … + A[i, j mod a]·B[i, j div a]
-        square = torch.nn.functional.pad(ds, (0, a.shape[-1] * b.shape[-1] - ds.shape[-1])).unflatten(-1, (b.shape[-1], a.shape[-1]))
+        square = torch.nn.functional.pad(ds, (0, a.shape[-1] * b.shape[-1] - ds.shape[-1])).unflatten(
+            -1, (b.shape[-1], a.shape[-1])
+        )
         da, db = (square * b.unsqueeze(-1)).sum(-2), (square * a.unsqueeze(-2)).sum(-1)
     return dq, dk, used.transpose(-1, -2) @ grad, ds, ds.sum(-2), da, db
 

@@ -66,7 +66,9 @@ def persist(
         with torch.autocast(x.device.type, enabled=False):
             total = torch.einsum("hij,bj->bih", e.to(w.dtype), m)  # the same rounded E in both products
         if _vanishes(total, m, causal):
-            return reference.persist(weight, x, softmax=True, mask=mask, causal=causal, dropout=dropout, epilogue=epilogue)
+            return reference.persist(
+                weight, x, softmax=True, mask=mask, causal=causal, dropout=dropout, epilogue=epilogue
+            )
         s = shared_matmul(_drop(e, dropout), seen.to(e.dtype)).unflatten(-1, (heads, -1))
         s = (s * torch.where(total > 0, 1 / total.clamp_min(VANISHING), 0.0).unsqueeze(-1)).flatten(-2).to(x.dtype)
     return reference.apply_epilogue(s, x, epilogue)

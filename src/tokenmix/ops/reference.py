@@ -80,7 +80,9 @@ def persist(
     w = persistent_weights(weight, mask, causal, softmax=softmax)
     if dropout:  # one draw for the whole batch
         w = w * torch.dropout(torch.ones_like(w[0]), dropout, True)
-    s = torch.einsum("bhij,bjhd->bihd", w.expand(x.shape[0], -1, -1, -1), _up(x).unflatten(-1, (w.shape[1], -1))).flatten(-2)
+    s = torch.einsum(
+        "bhij,bjhd->bihd", w.expand(x.shape[0], -1, -1, -1), _up(x).unflatten(-1, (w.shape[1], -1))
+    ).flatten(-2)
     return apply_epilogue(s, _up(x), epilogue).to(x.dtype)
 
 
