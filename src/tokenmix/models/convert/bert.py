@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
+from transformers.initialization import no_init_weights
 
 from tokenmix.mixers.channel import Mlp
 from tokenmix.models.config import TokenmixConfig
@@ -90,7 +90,7 @@ def from_bert(model: Any, theirs: dict[str, Tensor], head: str) -> Read:
         "eos_token_id": c.eos_token_id,
         "bos_token_id": c.bos_token_id,
     }
-    if head == "sequence_classification":
+    if c.id2label is not None:
         options |= {"id2label": c.id2label, "label2id": c.label2id, "problem_type": c.problem_type}
     unused = {"cls.predictions.bias"} | ({OUTPUT} if tied else set())
     if head != "sequence_classification":  # nothing reads it
@@ -140,7 +140,7 @@ def to_bert(config: TokenmixConfig, head: str) -> Written:
         label2id=config.label2id,
         problem_type=config.problem_type,
     )
-    with torch.device("meta"):
+    with no_init_weights():  # values come next
         if head == "none":
             theirs: Any = transformers.BertModel(their_config, add_pooling_layer=False)
         else:

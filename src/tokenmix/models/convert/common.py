@@ -34,7 +34,7 @@ class Read(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A model of theirs on the meta device, ready for our tensors."""
+    """A model of theirs, ready for our tensors."""
 
     model: PreTrainedModel
     names: dict[str, str]  #: our names → theirs

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.initialization import no_init_weights
 
 from tokenmix.mixers.channel import Geglu, Mlp
 from tokenmix.models.config import TokenmixConfig
@@ -126,6 +127,6 @@ def to_t5(config: TokenmixConfig, head: str) -> Written:
         "bos_token_id": config.bos_token_id,
         "decoder_start_token_id": config.decoder_start_token_id,
     }
-    with torch.device("meta"):
+    with no_init_weights():  # values come next
         theirs = (T5Model if head == "none" else T5ForConditionalGeneration)(T5Config(**options))
     return Written(theirs, names_of(config, gated, head), COPIES, "lm_head.weight", "shared.weight")

@@ -69,7 +69,7 @@ def build(config: TokenmixConfig, head: str, tensors: Mapping[str, Tensor], what
         if given.get(name) != expected.get(name)
     ]
     if wrong:
-        raise ValueError(f"the weights of {what} do not fit the options that were overridden: {'; '.join(wrong)}")
+        raise ValueError(f"the weights of {what} do not fit this configuration: {'; '.join(wrong)}")
     state = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     if tied:
         state["lm_head.weight"] = state["model.embed.tokens.weight"]
