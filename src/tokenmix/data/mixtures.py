@@ -7,8 +7,8 @@
 True
 
 Example k is a pure function of (seed, k). The stream goes in blocks of 65,536 examples. A block holds each component at
-its rate (rounded to whole examples, one at least), in an order of its own; and each component is read in a shuffled order
-of its own, every example once before any comes again. So the rates are met, not only expected.
+its rate (rounded to whole examples, one at least), in an order of its own; and each component is read in a shuffled
+order of its own, every example once before any comes again. So the rates are met, not only expected.
 """
 
 from __future__ import annotations

@@ -100,25 +100,27 @@ class SpanCorruption:
         """Corrupt ``tokens`` [batch, window]; ``index`` [batch] says which example of the epoch each row is."""
         tokens, keys = _rows(tokens, index, epoch, self.seed, self.window)
         noise, spans = noise_counts(self.window, self.noise_density, self.mean_span)
-        kept = _segments(key_stream(keys, 0), self.window - noise, spans)  # [batch, spans]
-        lost = _segments(key_stream(keys, 1), noise, spans)
-        runs = np.stack([kept, lost], axis=2).reshape(-1)  # kept, lost, kept, lost, … of all rows
-        is_noise = np.repeat(np.tile([False, True], len(runs) // 2), runs).reshape(tokens.shape)
-        number = np.arange(spans)
-        inputs = self._interleave(tokens[~is_noise], np.cumsum(kept, axis=1) + number)
-        labels = self._interleave(tokens[is_noise], np.cumsum(lost, axis=1) - lost + number)
+        kept, lost = _segments(keys, [self.window - noise, noise], spans)  # two times [batch, spans]
+        kept_from = np.cumsum(kept, axis=1) - kept + np.cumsum(lost, axis=1) - lost  # kept, lost, kept, lost, …
+        lost_from = kept_from + kept
+        # Each run is copied with one token more, at the place of the sentinel: behind kept text, in front of lost text.
+        inputs = self._with_sentinels(tokens, kept_from, kept + 1, sentinel=kept)
+        labels = self._with_sentinels(tokens, lost_from - 1, lost + 1, sentinel=np.zeros_like(lost))
         return {"input_ids": inputs, "labels": labels, "attention_mask": np.ones_like(inputs)}
 
-    def _interleave(self, text: NDArray[Any], sentinel_at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of ``text`` with a sentinel at each of ``sentinel_at`` [batch, spans] and an end mark behind."""
-        rows, spans = sentinel_at.shape
-        out = np.empty((rows, len(text) // max(rows, 1) + spans + 1), dtype=np.int64)
-        is_text = np.ones(out.shape, dtype=bool)
-        is_text[:, -1] = False
-        flat = sentinel_at + np.arange(rows)[:, None] * out.shape[1]
-        is_text.reshape(-1)[flat] = False
-        out[is_text] = text
-        out.reshape(-1)[flat] = self.sentinel_id - np.arange(spans)
+    def _with_sentinels(
+        self, tokens: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], sentinel: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Runs of each row one behind another, the token ``sentinel`` of each run replaced, and an end mark behind."""
+        rows, width = len(tokens), int(lengths[0].sum()) if len(tokens) else 0
+        row = np.arange(rows)[:, None]
+        to = np.cumsum(lengths, axis=1) - lengths  # where a run begins in its row of the result
+        shift = starts + row * tokens.shape[1] - to - row * width
+        source = np.repeat(shift.reshape(-1), lengths.reshape(-1))
+        source += np.arange(rows * width)
+        out = np.empty((rows, width + 1), dtype=np.int64)
+        out[:, :-1] = tokens.reshape(-1)[source].reshape(rows, width)
+        out.reshape(-1)[to + sentinel + row * (width + 1)] = self.sentinel_id - np.arange(lengths.shape[1])
         out[:, -1] = self.end_id
         return out
 
@@ -207,14 +209,15 @@ def key_stream(keys: UInts, stream: int) -> UInts:
     return key(stream, keys)
 
 
-def _segments(keys: UInts, items: int, segments: int) -> NDArray[np.int64]:
-    """Lengths [batch, segments] of a uniformly random division of ``items`` into non-empty segments."""
-    rows = len(keys)
-    cuts = np.flatnonzero(choose(keys, items - 1, segments - 1)).reshape(rows, segments - 1)
-    edges = np.empty((rows, segments + 1), dtype=np.int64)
-    edges[:, 0], edges[:, -1] = 0, items
-    edges[:, 1:-1] = cuts - np.arange(rows)[:, None] * (items - 1) + 1
-    return np.diff(edges, axis=1)
+def _segments(keys: UInts, items: list[int], segments: int) -> NDArray[np.int64]:
+    """Lengths [len(items), batch, segments] of uniformly random divisions of ``items`` into non-empty segments."""
+    every = np.concatenate([key_stream(keys, number) for number in range(len(items))])
+    places = np.repeat(np.array(items) - 1, len(keys))  # between any two neighbours there may be a cut
+    cuts = np.flatnonzero(choose(every, places, segments - 1)).reshape(len(every), segments - 1)
+    edges = np.zeros((len(every), segments + 1), dtype=np.int64)
+    edges[:, 1:-1] = cuts - (np.cumsum(places) - places)[:, None] + 1
+    edges[:, -1] = places + 1
+    return np.diff(edges, axis=1).reshape(len(items), len(keys), segments)
 
 
 def _rows(tokens: ArrayLike, index: ArrayLike, epoch: ArrayLike, seed: int, window: int) -> tuple[NDArray[Any], UInts]:

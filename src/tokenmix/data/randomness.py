@@ -68,16 +68,18 @@ def choose(keys: UInts, items: ArrayLike, picks: ArrayLike) -> NDArray[np.bool_]
     rows = len(keys)
     items = np.broadcast_to(np.asarray(items, dtype=np.int64), (rows,))
     picks = np.broadcast_to(np.asarray(picks, dtype=np.int64), (rows,))
-    first = np.cumsum(items) - items
-    chosen = np.zeros(int(items.sum()), dtype=bool)
-    most, fewest = (int(picks.max()), int(picks.min())) if rows else (0, 0)
-    random_bits = bits(keys[None, :], np.arange(1, most + 1)[:, None])  # [picks, rows]
-    for step in range(most):
-        active = slice(None) if step < fewest else picks > step
-        last = items[active] - picks[active] + step
-        pick = first[active] + below(random_bits[step, active], last + 1)
-        chosen[np.where(chosen[pick], first[active] + last, pick)] = True
-    return chosen
+    first, total = np.cumsum(items) - items, int(items.sum())
+    steps = np.arange(int(picks.max(initial=0)))[:, None]  # [picks, 1] against [rows]
+    last = items - picks + steps
+    drawn = first + below(bits(keys[None, :], steps + 1), last + 1)
+    instead = first + last
+    done = steps >= picks  # a row that has its picks goes on picking a place behind the end
+    if done.any():
+        drawn[done] = instead[done] = total
+    chosen = np.zeros(total + 1, dtype=bool)
+    for pick, otherwise in zip(drawn, instead, strict=True):
+        chosen[np.where(chosen[pick], otherwise, pick)] = True
+    return chosen[:total]
 
 
 def permute(position: ArrayLike, size: int, permutation_key: UInts) -> Ints:

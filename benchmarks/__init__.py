@@ -1,0 +1,1 @@
+"""Speed against peers and against the machine, with committed results."""
