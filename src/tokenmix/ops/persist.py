@@ -101,7 +101,7 @@ class _SharedMatmul(torch.autograd.Function):
 def shared_matmul(w: Tensor, x: Tensor) -> Tensor:
     """W [h, i, j] · x [b, j, h·d] → [b, i, h·d]; under autocast in its dtype, else in that of W."""
     dtype = w.dtype
-    if dtype != torch.float64 and torch.is_autocast_enabled(x.device.type):
+    if dtype != torch.float64 and not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
     return _SharedMatmul.apply(w.to(dtype), x.to(dtype))
 
