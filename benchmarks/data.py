@@ -9,7 +9,7 @@ Writes benchmarks/results/data-cpu.json. Bars:
   makes (the manner of the widely used T5 Flax script);
 - masked LM makes ≥ 10,000 examples/s of 512 tokens.
 
-Objectives run on one core. The two sides of a comparison take turns, and the ratio is the median over the turns, so that
+Objectives run on one core. The two sides of a comparison take turns and the ratio is the median over the turns, so that
 other work on the machine falls on both.
 """
 

@@ -168,7 +168,7 @@ def test_spiece_model_without_a_pad_piece_gets_one_below_the_sentinels(tmp_path)
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_bert_vocab_is_read_packed_or_not(tmp_path, packed):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "ate", "!"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "ate", "!", "", "\u3000", "last"]
     content = "".join(f"{word}\n" for word in words).encode()
     path = tmp_path / ("vocab.txt.xz" if packed else "vocab.txt")
     path.write_bytes(lzma.compress(content) if packed else content)
@@ -177,6 +177,7 @@ def test_bert_vocab_is_read_packed_or_not(tmp_path, packed):
     assert tokenizer("the", "cat").token_type_ids == [0, 0, 0, 1, 1]
     assert (tokenizer.pad_token_id, tokenizer.mask_token_id) == (0, 4)
     assert tokenizer.decode([5, 6, 7]) == "the cats"
+    assert tokenizer("last").input_ids == [2, 12, 3]  # a blank token counts too
 
 
 def test_mistakes_are_answered_with_what_to_do(tmp_path):

@@ -50,6 +50,14 @@ def read_documents(
                     before = now
 
 
+def read_lines(path: str | Path) -> Iterator[str]:
+    """Every line of a file, blank ones too, without its line end."""
+    for file in check_files([path]):
+        with open(file, "rb") as raw:
+            for line in _lines(file, raw):
+                yield line.rstrip("\r\n")
+
+
 def check_files(paths: Iterable[str | Path]) -> list[Path]:
     """``paths`` as `Path`s, or an error that names the first that is no file."""
     files = [Path(path) for path in paths]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from tokenmix.data.documents import read_documents
+from tokenmix.data.documents import read_lines
 
 SPACE = "▁"
 
@@ -88,7 +88,7 @@ def _merges(pieces: list[tuple[str, float]], ids: dict[str, int]) -> list[tuple[
 
 def read_bert_vocab(path: Path) -> Vocabulary:
     """A BERT `vocab.txt` (or `.xz`, `.gz`): WordPiece. Cased if any of its words has a capital letter."""
-    vocab = {token: number for number, token in enumerate(read_documents([path], split="line"))}
+    vocab = {token: number for number, token in enumerate(read_lines(path))}
     roles = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
     if missing := [token for token in roles.values() if token not in vocab]:
         raise ValueError(f"{path} has no {', '.join(missing)}; expected a BERT vocabulary, one token per line")
