@@ -155,6 +155,12 @@ _TERMS = {
 _MT_COUNTS = dict(transformer=67, fix=61, r=67, fr=61, d=62, fd=61, rd=67, dv=74, rv=73)
 _LM_COUNTS = dict(transformer=70, fix=53, r=58, fr=53, d=53, fd=53, rd=58, dv=70, rv=70)
 _MT_NOTE = "22.9M of embeddings, 18.9M encoder, 25.2M decoder for the Transformer; fixed matrices are not counted"
+_MT_NOTES = {  # 60.8M is the Transformer without queries and keys, 67.1M − 12·2·512²
+    "d": "60.8M + 12·(512² + 512·256) = 65.5M; without W₁ it were the printed 62M: 60.8M + 12·512·256",
+    "fd": "60.8M + 12·(512² + 512·32) = 64.1M; without the first layer it were the printed 61M: 60.8M + 12·512·32",
+    "rd": "67.1M for R + 12·(512² + 512·256) = 71.8M; the printed 67M is the count of R alone",
+    "dv": "67.1M + 12·(512² + 512·256) = 71.8M; the 2.2M more of the printed 74M follow from no term",
+}
 _LM_NOTE = (
     "16.4M of embeddings + 6·(4·512² + 3·512·2048 + 512·2048) = 48M for the Transformer; the printed counts differ by more "
     "than all attention weights together (6·4·512² = 6.3M), so no reading of the text meets them all"
@@ -165,7 +171,7 @@ for _name, _term in _TERMS.items():
         f"{_prefix}-mt",
         "Synthesizer Table 2 (MT)",
         _MT_COUNTS[_name],
-        _MT_NOTE,
+        _MT_NOTES.get(_name, _MT_NOTE),
         **MT,
         layer=f'{_term} | mlp(activation="relu")',
     )
@@ -217,13 +223,14 @@ ABLATION = {
     "classifier_dropout": 0.0,
     "positions": "relative_per_layer",
 }
+_SIX = "32000·768 + 6·(4·768² + 2·768·3072) = 67.0M as printed; the masked LM head's own 768² and biases make it 67.7M"
 for _layers, _millions in ((6, 67), (12, 110), (24, 195), (48, 365)):
     _name = "bert-base-relative" if _layers == 12 else f"bert-{_layers}-relative"
     _add(
         _name,
         "gMLP Tables 3, 4",
         _millions,
-        f"{_layers} + {_layers} blocks",
+        f"{_layers} + {_layers} blocks" + ("" if _layers > 6 else f"; {_SIX}"),
         **ABLATION,
         d_model=768,
         d_ff=3072,
@@ -291,6 +298,7 @@ _add(
     "mixer-b16-224",
     "gMLP Table 2",
     59,
+    "768² + 12·(2·196·384 + 2·768·3072) = 59.0M as printed; with the classifier's 0.77M and biases 59.9M",
     **VISION,
     layer="token_mlp(hidden=384) | mlp",
     d_model=768,
@@ -307,6 +315,10 @@ _add(
     d_ff=4096,
     layers=24,
 )
+_NOTES = {
+    "deit-ti16-224": "12·12·192² + 768·192 + 192·1000 = 5.6M of matrices, 5.7M in all; the printed 5M is cut off",
+    "vit-b16-384": "12·12·768² + 768² + 577·768 = 86.0M as printed; with the classifier's 0.77M and biases 86.9M",
+}
 VIT = dict(body="vision", num_labels=1000, layer="dot | mlp", positions="absolute", pool="cls")
 for _name, _width, _heads, _layers, _size, _millions in (
     ("deit-ti16-224", 192, 3, 12, 224, 5),
@@ -316,7 +328,7 @@ for _name, _width, _heads, _layers, _size, _millions in (
     ("vit-l16-384", 1024, 16, 24, 384, 307),
 ):
     _add(
-        _name, "gMLP Table 2", _millions, "the printed count is rounded" if _width == 192 else "",
+        _name, "gMLP Table 2", _millions, _NOTES.get(_name, ""),
         **VIT, d_model=_width, d_ff=4 * _width, heads=_heads, layers=_layers, image_size=_size,
     )  # fmt: skip
 
