@@ -77,12 +77,22 @@ class Batches(Dataset):
     """
 
     def __init__(
-        self, examples: Any, batch_size: int, seed: int = 0, *, buckets: int = 4, exact: bool = False, rank: int = 0, world: int = 1
+        self,
+        examples: Any,
+        batch_size: int,
+        seed: int = 0,
+        *,
+        buckets: int = 4,
+        exact: bool = False,
+        causal: bool = False,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         if batch_size < 1 or batch_size % world:
             raise ValueError(f"batch_size={batch_size} does not divide among {world} processes")
         self.examples, self.batch_size, self.seed, self.rank, self.world = examples, batch_size, seed, rank, world
         self.exact = exact  # pad to the batch's own longest example: less work, more shapes (nothing is compiled)
+        self.causal = causal  # labels are the inputs themselves, and the first of a row is not predicted
         self.shapes = bucket_shapes(examples.sizes(), buckets)
         self.pool = max(1, min(POOL, len(examples) // batch_size))  # no example twice in a pool
         self._plan = lru_cache(maxsize=4)(self._make_plan)
@@ -120,7 +130,7 @@ class Batches(Dataset):
         share = self.batch_size // self.world
         rows = slice(self.rank * share, (self.rank + 1) * share)
         tensors = self.examples.batch(indices[rows], epochs[rows], shape)
-        return Batch(number, tensors, int(sizes.sum()), predicted(tensors), shape)
+        return Batch(number, tensors, int(sizes.sum()), predicted(tensors, self.causal), shape)
 
     def loader(self, start: int, workers: int = 0, pin: bool = False) -> Iterator[Batch]:
         """Batches from number ``start`` on, for ever, made ahead by ``workers`` processes."""
@@ -143,12 +153,12 @@ class From(Sampler[int]):
         return itertools.count(self.start)
 
 
-def predicted(tensors: dict[str, Tensor]) -> int:
-    """Labels that count towards a token loss; of a causal model (labels as long as inputs) the first predicts nothing."""
+def predicted(tensors: dict[str, Tensor], causal: bool = False) -> int:
+    """Labels that count towards a token loss (rows, where there are no labels of tokens)."""
     labels = tensors.get("labels")
     if labels is None or labels.dim() < 2 or labels.is_floating_point():
         return len(next(iter(tensors.values())))
-    return int((labels != IGNORED).sum())
+    return int((labels[:, int(causal) :] != IGNORED).sum())
 
 
 def split_rows(tensors: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:

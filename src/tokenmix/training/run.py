@@ -1,0 +1,477 @@
+"""A run: its folder, from the first step to the last, killed and resumed.
+
+    RUN/
+        config.yaml              the whole configuration: `tokenmix train --config RUN/config.yaml --out OTHER` runs it again
+        environment.json         versions, hardware, threads, seed, git state, command
+        metrics.jsonl            one record per line: training, validation
+        tensorboard/             the same as events
+        checkpoints/STEP/        see `tokenmix.training.checkpoint`
+        config.json, model.safetensors, tokenizer.json, …      the model: opens with from_pretrained
+
+>>> result = train(RunConfig.of({"out": "runs/a", "model": {"name": "remixer-tiny"}, "data": {"task": "scan"}}))
+>>> result.metrics["exact_match"]
+99.2
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenmix.training.batches import Batches
+from tokenmix.training.build import Parts, build
+from tokenmix.training.checkpoint import (
+    CheckpointError,
+    checkpoint_path,
+    load_model_tensors,
+    load_optimizer_tensors,
+    model_tensors,
+    newest_valid,
+    optimizer_tensors,
+    read_checkpoint,
+    steps_saved,
+    tidy,
+    write_checkpoint,
+)
+from tokenmix.training.config import RunConfig, read_layer
+from tokenmix.training.faults import FolderLock, TrainingFault
+from tokenmix.training.loop import Counters, Trainer
+from tokenmix.training.progress import Callback, clock
+
+logger = logging.getLogger(__name__)
+MAY_CHANGE = {"out", "resume", "log_every", "tensorboard", "budget", "validation", "checkpoints", "preset"}  # on resuming
+
+
+@dataclass
+class RunResult:
+    """What came of a run."""
+
+    out: Path
+    status: str  #: "finished", "stopped early" or "interrupted"
+    steps: int
+    loss: float
+    metrics: dict[str, float]  #: of the last validation
+    best: dict[str, Any] = field(default_factory=dict)  #: step and value of the best validation
+    seconds: float = 0.0
+    tokens: int = 0
+    flops: float = 0.0
+    parameters: int = 0
+    skipped: int = 0
+    config: RunConfig = field(default_factory=RunConfig)
+
+    def summary(self) -> str:
+        """What a user reads at the end: result, and where everything is."""
+        shown = [f"{name} {value:.2f}" for name, value in list(self.metrics.items())[:4]]
+        head = f"{self.status} after {self.steps} steps, {clock(self.seconds)}: loss {self.loss:.4f}  {'  '.join(shown)}"
+        skipped = [f"{self.skipped} steps were left out for a non-finite loss"] if self.skipped else []
+        if self.status == "interrupted":
+            return "\n".join([head, *skipped, f"saved; go on with the same command and --resume auto → {self.out}"])
+        lines = [
+            f"model and tokenizer   {self.out}",
+            f"metrics               {self.out / 'metrics.jsonl'}, {self.out / 'tensorboard'}",
+            f"checkpoints           {self.out / 'checkpoints'}",
+            f'try                   tokenmix predict {self.out} "…"',
+        ]
+        return "\n".join([head, *skipped, *lines])
+
+
+class Metrics(Callback):
+    """metrics.jsonl and TensorBoard events; what lies behind the step that a run goes on from is dropped."""
+
+    def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
+        path = folder / "metrics.jsonl"
+        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step] if path.exists() else []
+        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
+        self.events: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+            except ImportError:
+                logger.warning("no TensorBoard events: the package tensorboard is not installed")
+
+    def on_log(self, record: dict[str, Any]) -> None:
+        self._write(record, "train")
+
+    def on_validation(self, record: dict[str, Any]) -> None:
+        self._write(record, "validation")
+
+    def _write(self, record: dict[str, Any], group: str) -> None:
+        self.file.write(json.dumps({**record, "time": time.time()}) + "\n")
+        self.file.flush()
+        if self.events is not None:
+            for name, value in record.items():
+                if name not in ("step", "kind") and isinstance(value, (int, float)):
+                    self.events.add_scalar(f"{group}/{name}", value, record["step"])
+
+    def close(self) -> None:
+        self.file.close()
+        if self.events is not None:
+            self.events.close()
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # a line that was cut off
+
+
+def train(config: RunConfig, callbacks: Sequence[Callback] = ()) -> RunResult:
+    """Train as the configuration says. Killed and called again with resume="auto", it goes on to the same result.
+
+    >>> result = train(RunConfig.of({"model": {"name": "gmlp-tiny"}, "data": {"task": "toy"}, "out": "runs/toy"}))
+    """
+    accelerator, precision = _accelerator(config)
+    folder = Path(config.out)
+    main = accelerator.is_main_process
+    with contextlib.ExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
+        if main:
+            stack.enter_context(FolderLock(folder))
+        start = _starting_point(config, folder)
+        _set_threads(config, folder, start)
+        parts = _build(config, folder, accelerator)
+        if main:
+            _write_folder(config, folder, parts, accelerator, precision)
+        accelerator.wait_for_everyone()
+        session = Session(config, folder, parts, accelerator, start, callbacks if main else ())
+        stack.callback(session.close)
+        return session.run()
+
+
+class Session:
+    """One process's part in a run."""
+
+    def __init__(
+        self, config: RunConfig, folder: Path, parts: Parts, accelerator: Any, start: Path | None, callbacks: Sequence[Callback]
+    ) -> None:
+        self.config, self.folder, self.parts, self.accelerator = config, folder, parts, accelerator
+        self.main = accelerator.is_main_process
+        world, rank = accelerator.num_processes, accelerator.process_index
+        compiled = config.device.compile if config.device.compile is not None else accelerator.device.type == "cuda"
+        batches = Batches(
+            parts.examples, config.data.batch_size, config.seed, buckets=config.data.buckets,
+            exact=not compiled, causal=parts.model.config.body == "decoder", rank=rank, world=world,
+        )  # fmt: skip
+        augment = None
+        if config.data.augment:
+            from tokenmix.data.augment import Augment
+
+            policy = "imagenet" if parts.model.config.channels == 3 else None
+            augment = Augment(parts.model.config.num_labels, policy=policy).to(accelerator.device)
+        self.trainer = Trainer(config, parts.model, batches, accelerator, folder, [], augment)
+        self.done = self.trainer.done
+        if start is not None:
+            self._load(start)
+        self.resumed = self.done.step
+        self.metrics_file = Metrics(folder, self.done.step, config.tensorboard) if self.main else None
+        self.callbacks = [*([self.metrics_file] if self.metrics_file else []), *callbacks]
+        self.trainer.callbacks = self.callbacks
+        self.last: dict[str, float] = {}
+        self.status = "finished"
+        self.saved_at = self.done.step if start is not None else None
+        total = self.trainer.budget.steps
+        self.validate_every = _interval(config.validation.every, total)
+        self.save_every = _interval(config.checkpoints.every, total)
+        self._clock = time.monotonic()
+
+    def run(self) -> RunResult:
+        """From the starting point to the end of the budget, or until a signal."""
+        trainer, model = self.trainer, self.parts.model
+        parameters = sum(p.numel() for p in model.parameters())
+        name = self.config.model.name or self.config.model.weights or self.config.model.layer
+        about = {
+            "out": str(self.folder), "steps": trainer.budget.steps, "parameters": parameters, "model": name,
+            "task": self.config.data.task, "device": _device_name(trainer.device), "resumed": self.resumed,
+        }  # fmt: skip
+        for callback in self.callbacks:
+            callback.on_start(about)
+        with _signals(self._interrupt):
+            if trainer.budget.fraction(self.done) < 1:
+                trainer.warm_up()
+                trainer.run(self._between_steps)
+        if self.saved_at != self.done.step:
+            self._validate_or_not(final=True)
+            self._save()
+        elif not self.last:
+            self._validate_or_not(final=True)
+        if self.status != "interrupted":
+            self._export()
+        result = RunResult(
+            self.folder, self.status, self.done.step, trainer.loss, self.last,
+            {"step": self.done.best_step, "value": self.done.best} if self.done.best_step is not None else {},
+            self.done.seconds, self.done.tokens, self.done.flops, parameters, self.done.skipped, self.config,
+        )  # fmt: skip
+        for callback in self.callbacks:
+            callback.on_end(result)
+        return result
+
+    def close(self) -> None:
+        if self.metrics_file is not None:
+            self.metrics_file.close()
+
+    # ---------------------------------------------------------------------------------------------- between steps
+
+    def _interrupt(self) -> None:
+        self.status = "interrupted"
+        self.trainer.stopping = True
+
+    def _between_steps(self) -> None:
+        if self.accelerator.num_processes > 1:  # all stop, or none
+            flag = torch.tensor(float(self.trainer.stopping), device=self.trainer.device)
+            if float(self.accelerator.reduce(flag, "sum")) > 0:
+                self._interrupt() if not self.trainer.stopping else None
+        step, over = self.done.step, self.trainer.budget.fraction(self.done) >= 1
+        improved = False
+        if self.validate_every and step % self.validate_every == 0 and not over and self.status != "interrupted":
+            improved = self._validate()
+        due = self.save_every and step % self.save_every == 0
+        if (due or improved) and not over:
+            self._save()
+
+    def _validate_or_not(self, final: bool) -> None:
+        if self.status != "interrupted":
+            self._validate()
+
+    def _validate(self) -> bool:
+        """Loss and metric on the held-out examples; whether they are the best so far."""
+        from tokenmix.evaluation.validation import validate
+
+        self.trainer.settle()
+        started = time.perf_counter()
+        self.last = validate(self.config, self.parts, self.trainer.precision)
+        record = {"kind": "validation", "step": self.done.step, **self.last, "seconds": time.perf_counter() - started}
+        for callback in self.callbacks:
+            callback.on_validation(record)
+        name, higher = headline(self.last)
+        if name is None:
+            return False
+        value = self.last[name]
+        better = self.done.best is None or (value > self.done.best if higher else value < self.done.best)
+        self.done.without_gain = 0 if better else self.done.without_gain + 1
+        if better:
+            self.done.best, self.done.best_step = value, self.done.step
+        patience = self.config.validation.patience
+        if patience is not None and self.done.without_gain >= patience and self.status == "finished":
+            self.status, self.trainer.stopping = "stopped early", True
+        return better
+
+    # ----------------------------------------------------------------------------------------- saving and loading
+
+    def _save(self) -> None:
+        self.trainer.settle()
+        model, optimizer = self.parts.model, self.trainer.optimizer
+        weights = model_tensors(model)
+        tensors, numbers = optimizer_tensors(model, optimizer)
+        if self.main:
+            state = {
+                "counters": dataclasses.asdict(self.done),
+                "optimizer_numbers": numbers,
+                "seed": self.config.seed,
+                "loss": self.trainer.loss,
+                "threads": torch.get_num_threads(),
+                "processes": self.accelerator.num_processes,
+            }
+            files = {"model.safetensors": weights, "optimizer.safetensors": tensors}
+            texts = {"config.json": model.config.to_json_string(use_diff=False), "state.json": json.dumps(state)}
+            write_checkpoint(self.folder, self.done.step, files, texts)
+            keep = {self.done.best_step} if self.done.best_step is not None else set()
+            tidy(self.folder, self.config.checkpoints.keep_last, self.config.checkpoints.keep_every, keep)
+        self.saved_at = self.done.step
+        self.accelerator.wait_for_everyone()
+
+    def _load(self, path: Path) -> None:
+        weights, tensors, state = read_checkpoint(path)
+        load_model_tensors(self.parts.model, weights)
+        load_optimizer_tensors(self.parts.model, self.trainer.optimizer, tensors, state["optimizer_numbers"])
+        for name, value in state["counters"].items():
+            setattr(self.done, name, value)
+        self.trainer.loss = state["loss"]
+
+    def _export(self) -> None:
+        """The run folder itself becomes a model."""
+        weights = model_tensors(self.parts.model)
+        best = self.done.best_step
+        if self.config.checkpoints.final == "best" and best is not None and best in steps_saved(self.folder):
+            weights = read_checkpoint(checkpoint_path(self.folder, best))[0]
+        if not self.main:
+            return
+        from safetensors.torch import save_file
+
+        aside = self.folder / ".model.safetensors"
+        try:
+            save_file(weights, aside, metadata={"format": "pt"})
+            os.replace(aside, self.folder / "model.safetensors")
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self.folder / 'model.safetensors'}: {error}") from error
+
+
+def headline(metrics: dict[str, float]) -> tuple[str | None, bool]:
+    """The metric that decides which checkpoint is best, and whether higher is better."""
+    names = [name for name in metrics if name != "loss"]
+    name = names[0] if names else "loss" if "loss" in metrics else None
+    return name, name not in ("loss", "perplexity", "word_perplexity")
+
+
+# ---------------------------------------------------------------------------------------------------------- set-up
+
+
+def _accelerator(config: RunConfig) -> tuple[Any, str]:
+    from accelerate import Accelerator
+
+    if os.environ.pop("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):  # `accelerate launch --use_fsdp` means FSDP2 here
+        config.device.sharding = "fsdp"
+    wanted = config.device.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda was asked for, and no GPU is visible; take --device cpu")
+    on_cpu = wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available())
+    precision = config.device.precision if config.device.precision != "auto" else "fp32" if on_cpu else "bf16"
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="bf16" if precision == "bf16" else "no")
+    if config.device.sharding == "fsdp" and accelerator.num_processes == 1 and not torch.distributed.is_initialized():
+        raise ValueError("device.sharding=fsdp needs several processes; start it with torchrun or accelerate launch")
+    return accelerator, precision
+
+
+def _set_threads(config: RunConfig, folder: Path, start: Path | None) -> None:
+    """The thread count changes the last bits of a sum: a resumed run takes the one it began with."""
+    threads = config.device.threads
+    if threads is None and start is not None:
+        threads = json.loads((start / "state.json").read_text(encoding="utf-8")).get("threads")
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def _starting_point(config: RunConfig, folder: Path) -> Path | None:
+    """The checkpoint to go on from, or None to begin."""
+    saved = steps_saved(folder)
+    if config.resume == "no":
+        if saved or (folder / "model.safetensors").exists():
+            raise TrainingFault(f"{folder} holds a run already; go on with --resume auto, or choose another --out")
+        return None
+    if (folder / "config.yaml").exists():
+        _check_same(config, read_layer(folder / "config.yaml"), folder)
+    if config.resume == "auto":
+        return newest_valid(folder)
+    if not config.resume.isdigit() or int(config.resume) not in saved:
+        raise ValueError(f"resume={config.resume!r}: expected no, auto or one of the steps saved: {saved}")
+    return checkpoint_path(folder, int(config.resume))
+
+
+def _check_same(config: RunConfig, before: dict[str, Any], folder: Path) -> None:
+    now = config.to_dict()
+    changed = []
+    for name, value in now.items():
+        if name in MAY_CHANGE or value == before.get(name):
+            continue
+        old = before.get(name)
+        if isinstance(value, dict) and isinstance(old, dict):
+            changed += [f"{name}.{k}: {old.get(k)!r} → {v!r}" for k, v in value.items() if old.get(k) != v and k != "workers"]
+        else:
+            changed.append(f"{name}: {old!r} → {value!r}")
+    if changed:
+        raise ValueError(f"{folder} was begun with other settings ({'; '.join(changed)}); resume with the same, or choose another --out")
+
+
+def _build(config: RunConfig, folder: Path, accelerator: Any) -> Parts:
+    """The main process first: it makes the tokenizer, the others read it."""
+    parts = None
+    if accelerator.is_main_process:
+        parts = build(config, folder)
+        if parts.tokenizer is not None and not (folder / "tokenizer.json").exists():
+            parts.tokenizer.save_pretrained(folder)
+    accelerator.wait_for_everyone()
+    return parts if parts is not None else build(config, folder)
+
+
+def _write_folder(config: RunConfig, folder: Path, parts: Parts, accelerator: Any, precision: str) -> None:
+    config.write(folder / "config.yaml")
+    parts.model.config.architectures = [type(parts.model).__name__]
+    parts.model.config.save_pretrained(folder)
+    if getattr(parts.model, "generation_config", None) is not None and parts.model.can_generate():
+        parts.model.generation_config.save_pretrained(folder)
+    text = json.dumps(environment(config, accelerator, precision), indent=2)
+    (folder / "environment.json").write_text(text, encoding="utf-8")
+
+
+def environment(config: RunConfig, accelerator: Any, precision: str) -> dict[str, Any]:
+    """Versions, hardware, git state and command: what a result depends on beside its configuration."""
+    import importlib.metadata
+
+    versions = {}
+    for package in ("tokenmix", "torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+
+    def git(*arguments: str) -> str | None:
+        try:
+            out = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, cwd=Path(__file__).parent)
+            return out.stdout.strip() if out.returncode == 0 else None
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "device": _device_name(accelerator.device),
+        "processes": accelerator.num_processes,
+        "precision": precision,
+        "threads": torch.get_num_threads(),
+        "cpus": os.cpu_count(),
+        "machine": platform.platform(),
+        "seed": config.seed,
+        "git": {"commit": git("rev-parse", "HEAD"), "changed": (git("status", "--porcelain") or "").splitlines()[:50]},
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _interval(every: int | None, total: int | None) -> int:
+    if every is not None:
+        return every
+    return max(1, (total or 1000) // 5)
+
+
+@contextlib.contextmanager
+def _signals(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM finish the step, save and stop; a second Ctrl-C stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, _: Any) -> None:
+        interrupt()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["Counters", "RunResult", "train"]
