@@ -199,9 +199,9 @@ class Layer(Expression):
         return self.parts
 
     def make(self, site: Site) -> nn.Module:
-        from tokenmix.mixers.residual import ResidualLayer
+        from tokenmix.mixers.residual import Residual, ResidualLayer
 
-        return ResidualLayer(self, site)
+        return ResidualLayer(Residual(part.build(site), site) for part in self.parts)
 
     def __str__(self) -> str:
         return " | ".join(map(str, self.parts))
@@ -305,8 +305,7 @@ def _read(node: ast.expr, source: str) -> Expression:
             return _lookup(name)()
         case ast.Call(func=ast.Name(id="mix"), args=args, keywords=keywords):
             given = _options("mix", keywords, ("alpha",))
-            result = mix(*(_read(arg, source) for arg in args), **given)
-            return result
+            return mix(*(_read(arg, source) for arg in args), **given)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             kind = _lookup(name)
             known = tuple(f.name for f in fields(kind))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokenmix.mixers.base import Mixer, Slot
-from tokenmix.mixers.expression import Expression
+from tokenmix.mixers.base import Slot
 from tokenmix.mixers.site import Site
 
 
@@ -43,13 +43,18 @@ class Residual(nn.Module):
         return y * torch.bernoulli(torch.full((y.shape[0], 1, 1), keep, device=y.device, dtype=y.dtype)) / keep
 
 
-class ResidualLayer(Mixer):
-    """The sublayers of an expression in sequence, each wrapped in norm and residual."""
+class ResidualLayer(nn.ModuleList):
+    """Sublayers in sequence, each with its norm and residual. In a decoder with a memory, `cross_at` says which one is
+    cross-attention.
 
-    def __init__(self, expression: Expression, site: Site) -> None:
-        super().__init__()
-        self.expression = str(expression)
-        self.sublayers = nn.ModuleList(Residual(part.build(site), site) for part in expression.sublayers)
+    >>> layer = parse("random + dot | remix").build(d_model=64, heads=4, max_length=32)
+    >>> layer(torch.randn(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
+    """
+
+    def __init__(self, sublayers: Iterable[Residual], cross_at: int | None = None) -> None:
+        super().__init__(sublayers)
+        self.cross_at = cross_at
 
     def forward(
         self,
@@ -57,9 +62,17 @@ class ResidualLayer(Mixer):
         mask: Tensor | None = None,
         *,
         bias: Tensor | None = None,
-        slot: Slot | None = None,
-        record: dict[str, Tensor] | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        slots: Sequence[Slot] | None = None,
+        records: Sequence[dict[str, Tensor]] | None = None,
     ) -> Tensor:
-        for sublayer in self.sublayers:
-            x = sublayer(x, mask, bias=bias, record=record)
+        """Arguments as of a mixer; `slots` and `records` hold one per sublayer."""
+        for j, sublayer in enumerate(self):
+            slot = None if slots is None else slots[j]
+            record = None if records is None else records[j]
+            if j == self.cross_at:
+                x = sublayer(x, memory_mask, memory=memory, slot=slot, record=record)
+            else:
+                x = sublayer(x, mask, bias=bias, slot=slot, record=record)
         return x

@@ -23,7 +23,7 @@ class TokenmixPreTrainedModel(PreTrainedModel):
     config_class = TokenmixConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Residual"]
+    _no_split_modules = ["ResidualLayer"]
     body: str | None = None  #: the body that this head needs
 
     def __init__(self, config: TokenmixConfig, *args: Any, **kwargs: Any) -> None:

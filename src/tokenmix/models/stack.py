@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from tokenmix.mixers import Expression, Site
 from tokenmix.mixers.attention import Attention
 from tokenmix.mixers.expression import Mix, Term
 from tokenmix.mixers.relative import RelativeBias
-from tokenmix.mixers.residual import Residual, make_norm
+from tokenmix.mixers.residual import Residual, ResidualLayer, make_norm
 from tokenmix.models.cache import MixingCache
 
 
@@ -46,16 +47,14 @@ class Stack(nn.Module):
         super().__init__()
         self.name, self.site = name, site
         self.labels = [str(part) for part in expression.sublayers]
-        self.cross_at = None
         if cross is not None:
-            self.cross_at = 1
             self.labels.insert(1, f"cross: {cross}")
         self.layers = nn.ModuleList()
         for _ in range(layers):
             parts = [Residual(part.build(site), site) for part in expression.sublayers]
             if cross is not None and cross_site is not None:
                 parts.insert(1, Residual(_cross_attention(cross, cross_site), site))
-            self.layers.append(nn.ModuleList(parts))
+            self.layers.append(ResidualLayer(parts, cross_at=None if cross is None else 1))
         self.relative = None
         if shared_relative and any(isinstance(part, (Term, Mix)) for part in expression.sublayers):
             self.relative = RelativeBias(
@@ -88,38 +87,22 @@ class Stack(nn.Module):
         for i, layer in enumerate(self.layers):
             if hidden_states is not None:
                 hidden_states.append(x)
+            context: dict[str, Any] = {"bias": bias, "memory": memory, "memory_mask": memory_mask}
+            if cache is not None:
+                context["slots"] = [cache.slot(f"{self.name}.{i}.{j}") for j in range(len(self.labels))]
+            if records is not None:
+                new = [MixingRecord(self.name, i, j, label) for j, label in enumerate(self.labels)]
+                context["records"] = [record.matrices for record in new]
+                records += new
             if self.gradient_checkpointing and self.training and cache is None and records is None:
-                x = checkpoint(self._layer, i, x, mask, memory, memory_mask, bias, None, None, use_reentrant=False)
+                x = checkpoint(layer, x, mask, use_reentrant=False, **context)
             else:
-                x = self._layer(i, x, mask, memory, memory_mask, bias, cache, records)
+                x = layer(x, mask, **context)
         x = self.final_norm(x)
         if not self.site.post_norm:
             x = self.dropout(x)
         if hidden_states is not None:
             hidden_states.append(x)
-        return x
-
-    def _layer(
-        self,
-        i: int,
-        x: Tensor,
-        mask: Tensor | None,
-        memory: Tensor | None,
-        memory_mask: Tensor | None,
-        bias: Tensor | None,
-        cache: MixingCache | None,
-        records: list[MixingRecord] | None,
-    ) -> Tensor:
-        for j, sublayer in enumerate(self.layers[i]):
-            slot = cache.slot(f"{self.name}.{i}.{j}") if cache is not None else None
-            record = None
-            if records is not None:
-                records.append(MixingRecord(self.name, i, j, self.labels[j]))
-                record = records[-1].matrices
-            if j == self.cross_at:
-                x = sublayer(x, memory_mask, memory=memory, slot=slot, record=record)
-            else:
-                x = sublayer(x, mask, bias=bias, slot=slot, record=record)
         return x
 
 
