@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.initialization import no_init_weights
 
 from tokenmix.mixers import parse
+from tokenmix.mixers.residual import Residual
 from tokenmix.models.config import TokenmixConfig
 from tokenmix.models.create import create_model, plain
 from tokenmix.models.stack import Stack
@@ -130,11 +131,12 @@ def _places(model: Any) -> Iterator[tuple[nn.Module, tuple[str, str]]]:
         if not isinstance(stack, Stack):
             continue
         text = config.decoder_layer if name == "decoder" and config.body == "seq2seq" else config.layer
-        parts = ["mixing" if sublayer.mixes else "channel" for sublayer in parse(text).sublayers]
-        if stack.cross_at is not None:
-            parts.insert(stack.cross_at, "cross_attention")
+        mixes = iter(sublayer.mixes for sublayer in parse(text).sublayers)
+        cross = [label.startswith("cross: ") for label in stack.labels]
+        parts = ["cross_attention" if there else "mixing" if next(mixes) else "channel" for there in cross]
         for layer in stack.layers:
-            yield from ((sublayer, (name, part)) for sublayer, part in zip(layer.children(), parts, strict=True))
+            sublayers = [module for module in layer.modules() if isinstance(module, Residual)]
+            yield from ((sublayer, (name, part)) for sublayer, part in zip(sublayers, parts, strict=True))
 
 
 def _parameters(model: nn.Module) -> dict[str, Parts]:
