@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from tokenmix.mixers.base import Slot
 from tokenmix.mixers.site import Site
+from tokenmix.ops.norm import RMSNorm
 
 
 def make_norm(site: Site) -> nn.Module:
     """RMSNorm as T5's or LayerNorm as BERT's."""
     if site.norm == "rms":
-        return nn.RMSNorm(site.d_model, eps=site.norm_eps)
+        return RMSNorm(site.d_model, eps=site.norm_eps)
     if site.norm == "layer":
         return nn.LayerNorm(site.d_model, eps=site.norm_eps)
     raise ValueError(f'norm must be "rms" or "layer"; got {site.norm!r}')

@@ -1,0 +1,40 @@
+"""RMSNorm, x / rms(x) · w, in as few passes over memory as eager mode allows on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class _RmsNorm(torch.autograd.Function):
+    """x̂ = x · r, r = (mean(x²) + ε)^-½, y = x̂ · w.   dx = r (g w − x̂ · mean(g w x̂)),  dw = Σ g x̂"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, r)
+        return (x * r).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        # LayerNorm's fused gradient at mean 0 is ours but for a term − r · mean(g w), which is put back
+        x, weight, r = ctx.saved_tensors
+        width, zero = x.shape[-1], torch.zeros_like(r)
+        dx, dw, _ = torch.ops.aten.native_layer_norm_backward(
+            grad.contiguous(), x, [width], zero, r, weight, torch.zeros_like(weight), [True, True, False]
+        )
+        mean = (grad.flatten(0, -2) @ weight).div_(width).view_as(r)
+        return dx.addcmul_(mean, r), dw, None
+
+
+class RMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm`, faster in eager mode on a CPU; elsewhere PyTorch's own, which compiled graphs fuse."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        plain = x.device.type != "cpu" or torch.compiler.is_compiling() or x.dtype != self.weight.dtype
+        if plain or not torch.is_grad_enabled():
+            return super().forward(x)
+        return _RmsNorm.apply(x, self.weight, self.eps)
