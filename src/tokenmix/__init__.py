@@ -1,7 +1,8 @@
 """tokenmix: models that mix tokens by other means than plain attention.
 
 The public interface is what stands in `__all__`, here and in the packages `mixers`, `ops`, `models`, `data`, `training`,
-`generation`, `evaluation` and `report`. Names load at first use, so that `import tokenmix` is quick.
+`generation`, `evaluation` and `report`. Importing tokenmix registers its models with the Auto classes of transformers, so
+that `AutoModel.from_pretrained` opens what tokenmix saved. The command `tokenmix` does without that until it needs a model.
 
 >>> import tokenmix
 >>> model = tokenmix.create_model("remixer-tiny")
@@ -11,6 +12,8 @@ The public interface is what stands in `__all__`, here and in the packages `mixe
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -51,3 +54,11 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
+
+
+def _is_the_command() -> bool:
+    return os.path.basename(sys.argv[0] if sys.argv else "") in ("tokenmix", "tokenmix.exe")
+
+
+if not _is_the_command():
+    importlib.import_module("tokenmix.models")

@@ -74,7 +74,7 @@ class Embedding(nn.Module):
     @staticmethod
     def _check(ids: Tensor, size: int, what: str, name: str) -> None:
         """A clear error on the CPU; a GPU reports it by itself, later and less clearly."""
-        if ids.device.type != "cpu" or torch.compiler.is_compiling() or ids.numel() == 0:
+        if ids.device.type != "cpu" or torch.compiler.is_compiling() or type(ids) is not Tensor or ids.numel() == 0:
             return
         low, high = (int(v) for v in ids.aminmax())
         if low < 0 or high >= size:
