@@ -47,6 +47,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "figures":  # a module: tokenmix.figures.remixer_memory(model, …)
+        return importlib.import_module("tokenmix.figures")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'tokenmix' has no attribute {name!r}")
