@@ -7,19 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmix import generation
+
 
 @torch.no_grad()
-def generate(model: Any, input_ids: Tensor, attention_mask: Tensor, *, max_new_tokens: int, num_beams: int = 1, **options: Any) -> Tensor:
-    """Token ids that the model answers with, [batch, length]; a decoder's prompt is not among them.
+def generate(model: Any, input_ids: Tensor, attention_mask: Tensor, *, max_new_tokens: int, **options: Any) -> Tensor:
+    """Token ids that the model answers with, [batch, length]; neither prompt nor start token is among them.
 
-    ``options``: length_penalty, do_sample, temperature, top_k, top_p.
+    ``options``: num_beams, length_penalty, do_sample, temperature, top_k, top_p, generator.
     """
-    sequences = model.generate(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        max_new_tokens=max_new_tokens,
-        num_beams=num_beams,
-        do_sample=options.pop("do_sample", False),
-        **options,
-    )
-    return sequences if model.config.body == "seq2seq" else sequences[:, input_ids.shape[1] :]
+    return generation.generate(model, input_ids, attention_mask, max_new_tokens=max_new_tokens, **options).tokens

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.data.randomness import key
+from tokenmix.mixers.residual import Residual
 from tokenmix.training.batches import Batch, Batches, split_rows
 from tokenmix.training.config import BudgetConfig, RunConfig
 from tokenmix.training.faults import TrainingFault, is_out_of_memory, memory_message, nonfinite_report
@@ -388,15 +389,11 @@ def memory_used(device: torch.device) -> float:
 
 
 def shard(model: Any) -> None:
-    """FSDP2: parameters split over the processes, layer by layer (torch's `fully_shard`, on GPUs and CPUs alike)."""
+    """FSDP2: parameters split over the processes, sublayer by sublayer (torch's `fully_shard`, on GPUs and CPUs alike)."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(next(model.parameters()).device.type, (torch.distributed.get_world_size(),))
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            for layer in module:
-                if isinstance(layer, nn.ModuleList):  # a layer is a list of sublayers; these are what is called
-                    for sublayer in layer:
-                        fully_shard(sublayer, mesh=mesh)
+    for module in [m for m in model.modules() if isinstance(m, Residual)]:
+        fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -1,0 +1,85 @@
+"""`tokenmix evaluate`: checkpoints on tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from tokenmix.cli import app
+
+
+@app.command()
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, checkpoints or Hugging Face folders.", show_default=False)],
+    task: Annotated[
+        Optional[list[str]], typer.Option("--task", "-t", help="Task or mixture, any number; default: what the run was trained on.")
+    ] = None,
+    split: Annotated[Optional[str], typer.Option(help="Split; default: the task's own.")] = None,
+    data: Annotated[Optional[Path], typer.Option(help="Folder of local data; default: $TOKENMIX_DATA.")] = None,
+    limit: Annotated[Optional[int], typer.Option(help="The first so many examples.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Examples at a time.")] = 128,
+    beams: Annotated[int, typer.Option(help="Beams, where the task generates.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="Of beam search.")] = 1.0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    predictions: Annotated[Optional[Path], typer.Option(help="Write inputs, targets and predictions here, as JSON lines.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Evaluate RUNS on tasks.
+
+    `tokenmix evaluate runs/a --task scan --split test`
+    """
+    from tokenmix.data.mixtures import MIXTURES
+    from tokenmix.data.task import get_task
+    from tokenmix.evaluation.evaluate import evaluate_task, open_checkpoint
+
+    console = Console(stderr=True)
+    results, rows = [], []
+    with Progress(console=console, transient=True) as bar:
+        for run in runs:
+            checkpoint = open_checkpoint(run, device, precision)
+            for name in [part for t in task or _trained_on(run) for part in (MIXTURES.get(t) or [t])]:
+                line = bar.add_task(f"{run} on {name}", total=None)
+                options = {"num_beams": beams, "length_penalty": length_penalty} if beams > 1 else {}
+                result = evaluate_task(
+                    checkpoint, name, split, data=data, limit=limit, batch_size=batch_size,
+                    on_examples=lambda count, line=line: bar.update(line, total=count),
+                    on_batch=lambda done, line=line: bar.advance(line, done), **options,
+                )  # fmt: skip
+                bar.remove_task(line)
+                results.append(result)
+                if predictions is not None and result.predictions:
+                    examples = get_task(name).load(result.split, data, None, limit)
+                    rows += [
+                        {"run": str(run), "task": name, "input": e.input or e.question or list(e.texts), "target": e.target or e.label or list(e.answers), "prediction": p}
+                        for e, p in zip(examples, result.predictions)
+                    ]  # fmt: skip
+    if predictions is not None:
+        predictions.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps([result.to_dict() for result in results], indent=2, ensure_ascii=False))
+        return
+    table = Table("run", "task", "split", "examples", "metrics", "note")
+    for column in table.columns:
+        column.overflow = "fold"
+    for result in results:
+        shown = "  ".join(f"{key} {value:.2f}" for key, value in result.metrics.items())
+        table.add_row(result.checkpoint, result.task, result.split, f"{result.examples:,}", shown, result.note)
+    out = Console()
+    (out if out.is_terminal else Console(width=10_000)).print(table)
+
+
+def _trained_on(run: Path) -> list[str]:
+    """The task in the run's configuration."""
+    from tokenmix.training.config import read_layer
+
+    for folder in (run, run.parent.parent):
+        if (folder / "config.yaml").exists():
+            return [read_layer(folder / "config.yaml")["data"]["task"]]
+    raise ValueError(f"{run} does not say what it was trained on; give --task")

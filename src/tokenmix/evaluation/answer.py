@@ -1,0 +1,79 @@
+"""Ask a trained model: texts in, answers out, whatever its head is.
+
+>>> answer = Answerer("runs/a")
+>>> answer(["jump twice"])
+['I_JUMP I_JUMP']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenmix.data.task import Example, Task, get_task
+from tokenmix.evaluation.evaluate import open_checkpoint
+from tokenmix.evaluation.predictions import generate_texts, predict
+from tokenmix.training.features import ClassFeatures, SpanFeatures, TextFeatures
+
+
+class Answerer:
+    """A checkpoint that answers lines of text.
+
+    Args:
+        path: run, checkpoint or Hugging Face folder.
+        decoding: num_beams, length_penalty, do_sample, temperature, top_p.
+    """
+
+    def __init__(
+        self, path: str | Path, *, device: str = "auto", max_new_tokens: int | None = None, seed: int = 0, **decoding: Any
+    ) -> None:
+        self.checkpoint = open_checkpoint(path, device)
+        self.decoding, self.max_new_tokens = decoding, max_new_tokens
+        config, tokenizer = self.checkpoint.model.config, self.checkpoint.tokenizer
+        form = next((f for f in self.checkpoint.forms if f in ("text", "classify", "span")), None)
+        if form is None:
+            raise ValueError(f"{path} answers no text: it was trained for {' and '.join(self.checkpoint.forms)}")
+        self.form = form
+        self.labels = _labels(Path(path))
+        self.maker: Any
+        if form == "text":
+            self.maker = TextFeatures(tokenizer, config.body, config.max_length, config.max_length)
+        elif form == "classify":
+            self.maker = ClassFeatures(tokenizer, config.max_length, config.segments, config.num_labels == 1)
+        else:
+            self.maker = SpanFeatures(tokenizer, config.max_length, config.segments)
+        torch.manual_seed(seed)
+
+    def __call__(self, lines: Sequence[str]) -> list[Any]:
+        """One answer per line. Pairs of texts, and question and context, have a tab between them."""
+        model, precision = self.checkpoint.model, self.checkpoint.precision
+        if self.form == "text":
+            longest = self.max_new_tokens or model.config.max_length
+            return generate_texts(model, self.maker, lines, max_new_tokens=longest, precision=precision, **self.decoding)
+        if self.form == "classify":
+            examples = [Example(texts=tuple(line.split("\t"))) for line in lines]
+            found = []
+            for example in examples:  # pairs and single texts may stand in one file
+                found += predict(model, self.maker, "classify", [example], precision=precision)
+            return [self.labels[f] if isinstance(f, int) and f < len(self.labels) else f for f in found]
+        examples = []
+        for line in lines:
+            question, tab, context = line.partition("\t")
+            if not tab:
+                raise ValueError(f"{line[:60]!r}: expected QUESTION, a tab and CONTEXT")
+            examples.append(Example(question=question, context=context, answers=("",)))
+        return predict(model, self.maker, "span", examples, precision=precision)
+
+
+def _labels(path: Path) -> tuple[str, ...]:
+    """The names of the labels, from the task that the run was trained on."""
+    from tokenmix.training.config import read_layer
+
+    for folder in (path, path.parent.parent):
+        if (folder / "config.yaml").exists():
+            task: Task = get_task(read_layer(folder / "config.yaml")["data"]["task"])
+            return task.labels
+    return ()
