@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.generation.beam import BeamSearch
-from tokenmix.generation.engine import make_decoder, steps
+from tokenmix.generation.engine import Session, open_session, steps
 from tokenmix.generation.search import Limits, Sampling, Search, StopStrings
 
 
@@ -67,7 +67,7 @@ def generate(
     >>> tokenizer.batch_decode(out.sequences, skip_special_tokens=True)
     """
     with _evaluating(model):
-        search, decoder, prompt = _prepare(
+        session, search, prompt = _prepare(
             model,
             input_ids,
             attention_mask,
@@ -84,12 +84,10 @@ def generate(
             generator=generator,
             scored=return_scores,
         )
-        if decoder is not None:
-            for _ in steps(decoder, search):
+        if session is not None:
+            for _ in steps(session):
                 pass
-            with torch.inference_mode():
-                new, scores = search.result()
-        else:
+        with torch.inference_mode():
             new, scores = search.result()
     return Generated(torch.cat([prompt, new], 1), scores.clone() if return_scores else None, prompt.shape[1])
 
@@ -117,10 +115,10 @@ def stream(
     text = tokenizer is not None and input_ids.shape[0] == 1
     shown = ""
     with _evaluating(model):
-        search, decoder, _ = _prepare(model, input_ids, attention_mask, tokenizer=tokenizer, scored=False, **options)
-    if decoder is None:
+        session, search, _ = _prepare(model, input_ids, attention_mask, tokenizer=tokenizer, scored=False, **options)
+    if session is None:
         return
-    states = steps(decoder, search)
+    states = steps(session)
     while True:
         with _evaluating(model):
             if next(states, None) is None:
@@ -154,8 +152,8 @@ def _prepare(
     tokenizer: Any = None,
     generator: torch.Generator | None = None,
     scored: bool = True,
-) -> tuple[Search, Any, Tensor]:
-    """Check everything; the search, the decoder (None if there is nothing to do) and the prompt [batch, columns]."""
+) -> tuple[Session | None, Search, Tensor]:
+    """Check everything and begin; the session (None if there is nothing to do), its search, the prompt [batch, columns]."""
     config = getattr(model, "config", None)
     body = getattr(config, "body", None)
     if body not in ("seq2seq", "decoder") or not hasattr(model, "score"):
@@ -182,9 +180,9 @@ def _prepare(
             f"truncate it, or build the model with max_length >= {length}"
         )
     real = None if attention_mask is None else attention_mask.bool().sum(-1)
-    if batch and (length == 0 or (real is not None and body == "decoder" and int(real.min()) == 0)):
+    if batch and (length == 0 or (real is not None and int(real.min()) == 0)):
         what = "the encoder's input" if body == "seq2seq" else "the prompt"
-        raise ValueError(f"{what} is empty; give at least one token, such as the start or end mark")
+        raise ValueError(f"{what} has an empty row; give at least one token, such as the start or end mark")
     device = input_ids.device
     if body == "seq2seq":
         prompt = input_ids.new_full((batch, 1), config.decoder_start_token_id)
@@ -195,7 +193,7 @@ def _prepare(
     # the last token is not read any more, so one more than positions fits
     room = (config.max_length + 1 - used).clamp(max=max_new_tokens)
     tokens = int(room.max()) if batch else 0
-    limits = Limits(tokens, room, _marks(model, eos_token_id, device), _pad(model))
+    limits = Limits(tokens, room, _marks(model, eos_token_id), _pad(model))
     stops = None
     if stop_strings:
         texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
@@ -214,17 +212,21 @@ def _prepare(
             )
         else:
             search = Search(batch, limits, device, stops, scored=scored)
-        decoder = make_decoder(model, input_ids, attention_mask, tokens) if tokens else None
-    return search, decoder, prompt
+        session = None
+        if tokens:
+            seq2seq = body == "seq2seq"
+            session = open_session(model, search, prompt.shape[1], tokens, length if seq2seq else 0)
+            search = session.search
+            session.begin(model, input_ids, attention_mask)
+    return session, search, prompt
 
 
-def _marks(model: Any, given: int | Sequence[int] | None, device: torch.device) -> Tensor:
+def _marks(model: Any, given: int | Sequence[int] | None) -> tuple[int, ...]:
     if given is None:
         settings = getattr(model, "generation_config", None)
         given = getattr(settings, "eos_token_id", None)
         given = model.config.eos_token_id if given is None else given
-    marks = () if given is None else (given,) if isinstance(given, int) else tuple(given)
-    return torch.tensor(marks, dtype=torch.long, device=device)
+    return () if given is None else (given,) if isinstance(given, int) else tuple(given)
 
 
 def _pad(model: Any) -> int:

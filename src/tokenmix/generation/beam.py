@@ -8,6 +8,8 @@ closed once its best running beam, taken as if it ended now, cannot beat its wor
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -41,16 +43,29 @@ class BeamSearch(Search):
         pads = torch.full((examples, beams, limits.tokens), limits.pad, dtype=torch.long, device=device)
         self.running, self.done = pads, pads.clone()  #: ids [examples, beams, tokens]
         self.scores = torch.full((examples, beams), DEAD, device=device)  #: log P of what runs
-        self.scores[:, 0] = 0.0  # at first all beams are one
+        self.scores[:, 0] = 0.0  # at first all beams of an example are one
         self.worth = torch.full((examples, beams), DEAD, device=device)  #: log P / n^λ of what is done, best first
         self.lengths = torch.zeros(examples, beams, dtype=torch.long, device=device)  #: tokens of what is done
         self.longest = torch.zeros((), dtype=torch.long, device=device)  #: tokens of the longest result
+
+    def kind(self) -> tuple[Any, ...]:
+        return *super().kind(), self.length_penalty
+
+    def restart(self) -> None:
+        super().restart()
+        self.origin.copy_(torch.arange(self.origin.shape[0], device=self.origin.device))
+        self.running.fill_(self.limits.pad)
+        self.done.fill_(self.limits.pad)
+        self.worth.fill_(DEAD)
+        self.scores.fill_(DEAD)[:, 0] = 0.0
+        self.lengths.zero_()
+        self.longest.zero_()
 
     def choose(self, logits: Tensor) -> None:
         """Take logits [rows, vocabulary] and extend the beams of every example."""
         examples, beams = self.scores.shape
         size = logits.shape[-1]
-        wanted = min(max(2, 1 + self.limits.eos.numel()) * beams, beams * size)
+        wanted = min(max(2, 1 + len(self.limits.marks)) * beams, beams * size)
         # the best candidates of an example are among the best of each of its beams
         logits = logits.float()
         top, ids = logits.topk(min(wanted, size))
@@ -59,7 +74,7 @@ class BeamSearch(Search):
         beam, token = place // ids.shape[-1], ids.view(examples, -1).gather(1, place)
         sequences = _take(self.running, beam).index_copy_(2, self.count, token.unsqueeze(-1))
         self.count += 1
-        ends = torch.isin(token, self.limits.eos) | (self.count >= self.limits.room[self.rows])[:, None]
+        ends = self.is_mark(token) | (self.count >= self.limits.room[self.rows])[:, None]
         if self.stops is not None:
             ends |= self.stops(sequences[..., : self.chosen + 1])
 
@@ -100,7 +115,7 @@ class BeamSearch(Search):
         """Write down the best hypothesis of every example that is still here."""
         self.sequences[self.rows] = self.done[:, 0]
         self.totals[self.rows] = self.worth[:, 0]
-        self.longest = torch.maximum(self.longest, self.lengths[:, 0].amax())
+        self.longest.copy_(torch.maximum(self.longest, self.lengths[:, 0].amax()))
 
 
 def _take(beams: Tensor, index: Tensor) -> Tensor:

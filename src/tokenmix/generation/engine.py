@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,95 +11,214 @@ import torch
 from torch import Tensor
 
 from tokenmix.generation.beam import BeamSearch
+from tokenmix.generation.fused import AsItIs, Step, fuse
 from tokenmix.generation.search import Search
 from tokenmix.models.cache import MixingCache
 from tokenmix.models.stack import right_padded, roll
 
+CHECK_EVERY = 8  # tokens between two questions to a GPU whether all rows have ended
+KEPT = 2  # captured graphs kept per model, with their caches
+BLOCK = 64  # lengths on a GPU are rounded up to this, so that one graph serves many
+
 
 class Decoder:
-    """A decoder that goes on from what it remembers. Works for every causal mixer, through the model's own modules.
+    """A decoder that goes on from what it remembers, for every causal mixer.
 
-    >>> decoder = Decoder(model, prompt, mask, memory=None, memory_mask=None, capacity=96)
-    >>> logits = decoder.start()            # [examples, vocabulary], after the prompt
-    >>> logits = decoder.step(tokens)       # [rows, vocabulary], one token further
+    `load` makes it ready for a batch, `read` reads prompts, `step` one more token of every row. With `static` all shapes
+    and addresses stay the same from step to step and from batch to batch.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        prompt: Tensor,
-        mask: Tensor | None,
-        *,
-        memory: Tensor | None,
-        memory_mask: Tensor | None,
-        capacity: int,
-    ) -> None:
-        self.model, self.prompt, self.mask = model, prompt, mask
-        self.memory, self.memory_mask = memory, memory_mask
-        self.cache = MixingCache(capacity, fixed=prompt.is_cuda)
+    def __init__(self, model: Any, search: Search, capacity: int, *, static: bool) -> None:
+        self.model = weakref.proxy(model)  # a kept graph does not keep its model
+        self.beams, self.static = search.beams, static
+        self.stack = model.model.decoder
+        self.state = Step(MixingCache(capacity, fixed=static), search.ended)
+        self.sublayers = [
+            fuse(residual, f"{self.stack.name}.{i}.{j}", cross=j == layer.cross_at, relative=self.stack.relative)
+            for i, layer in enumerate(self.stack.layers)
+            for j, residual in enumerate(layer)
+        ]
+        others = [sublayer for sublayer in self.sublayers if isinstance(sublayer, AsItIs)]
+        self.shares_bias = self.stack.relative is not None and any(not sublayer.cross for sublayer in others)
+        self.reusable = static and not any(sublayer.cross for sublayer in others)
 
-    def start(self, beams: int = 1) -> Tensor:
-        """Read the prompt, right-padded; logits [examples · beams, vocabulary] of what follows it."""
-        states = self._decode(self.prompt, self.mask)
+    def load(self, memory: Tensor | None, memory_mask: Tensor | None, *, even: bool = True) -> None:
+        """Forget; remember the encoder's states [examples, length, d_model], right-padded. `even`: rows stand together."""
+        state = self.state
+        state.cache.restart()
+        state.even = even
+        if memory is not None:
+            if self.static:
+                memory, memory_mask = self._rounded(memory, memory_mask)
+            state.memory, state.memory_mask = memory, memory_mask
+            if state.memory_lengths is None:
+                state.memory_lengths = torch.zeros(memory.shape[0], dtype=torch.long, device=memory.device)
+            state.memory_lengths.copy_(memory_mask.sum(-1)) if memory_mask is not None else state.memory_lengths.fill_(memory.shape[1])
+        for sublayer in self.sublayers:
+            sublayer.load(state)
+
+    def _rounded(self, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        examples, length = memory.shape[:2]
+        mask = memory.new_ones(examples, length, dtype=torch.bool) if mask is None else mask
+        more = -length % BLOCK
+        return torch.nn.functional.pad(memory, (0, 0, 0, more)), torch.nn.functional.pad(mask, (0, more))
+
+    def read(self, prompt: Tensor, mask: Tensor | None) -> Tensor:
+        """Read prompts [examples, length], right-padded; logits [rows, vocabulary] of what follows them."""
+        beams, cache = self.beams, self.state.cache
+        if self.static:  # rows at their final addresses
+            prompt = prompt.repeat_interleave(beams, 0)
+            mask = None if mask is None else mask.repeat_interleave(beams, 0)
+        states = self.model.model.decode(prompt, mask, cache=cache)
         last = states[:, -1]
-        if self.mask is not None:
-            last = states[torch.arange(states.shape[0], device=states.device), self.mask.sum(-1) - 1]
+        if mask is not None:
+            last = states[torch.arange(states.shape[0], device=states.device), mask.sum(-1) - 1]
         logits = self.model.score(last)
-        if beams > 1:
-            self.cache.spread(beams)
+        if beams > 1 and not self.static:
+            cache.spread(beams)
             logits = logits.repeat_interleave(beams, 0)
         return logits
 
     def step(self, tokens: Tensor) -> Tensor:
         """Read one more token of each row, [rows]; logits [rows, vocabulary]."""
-        return self.model.score(self._decode(tokens[:, None], None)[:, 0])
+        state, cache = self.state, self.state.cache
+        positions = cache.begin(tokens[:, None], None)
+        cache.fresh = False  # at the very start too: a step is a step
+        x = self.model.model.embed(tokens[:, None], None, None, positions)[:, 0]
+        if self.shares_bias:
+            state.bias = self.stack.relative(1, cache.slot(f"{self.stack.name}.relative"))
+        for sublayer in self.sublayers:
+            x = sublayer(x, state)
+        cache.end()
+        return self.model.score(self.stack.final_norm(x))
 
     def change_places(self, origin: Tensor) -> None:
         """Row i goes on from row origin[i] of the same example."""
-        self.cache.change_places(origin)
+        self.state.cache.change_places(origin)
 
-    def keep(self, rows: Tensor, examples: Tensor) -> None:
-        """Go on with some rows alone, which belong to some examples."""
-        self.cache.keep(rows, examples)
-        if self.memory is not None:
-            self.memory = self.memory[examples]
-        if self.memory_mask is not None:
-            self.memory_mask = self.memory_mask[examples]
-
-    def _decode(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        return self.model.model.decode(ids, mask, cache=self.cache, memory=self.memory, memory_mask=self.memory_mask)
+    def keep(self, rows: Tensor, examples: Tensor, ended: Tensor) -> None:
+        """Go on with some rows alone, those of some examples."""
+        state = self.state
+        state.cache.keep(rows, examples)
+        state.ended = ended
+        state.memory = None if state.memory is None else state.memory[examples]
+        state.memory_mask = None if state.memory_mask is None else state.memory_mask[examples]
+        state.memory_lengths = None if state.memory_lengths is None else state.memory_lengths[examples]
 
 
-def make_decoder(model: Any, input_ids: Tensor, mask: Tensor | None, tokens: int) -> Decoder:
-    """The decoder for some inputs: those of the encoder in a seq2seq model, the prompt in a language model."""
-    if mask is not None:
-        mask = mask.bool()
-        if (order := right_padded(mask)) is not None:
-            input_ids, mask = roll(input_ids, order[0]), roll(mask, order[0])
-        if bool(mask.all()):
-            mask = None
-    if model.config.body == "seq2seq":
-        memory = model.model.encode(input_ids, mask)
-        start = input_ids.new_full((input_ids.shape[0], 1), model.config.decoder_start_token_id)
-        return Decoder(model, start, None, memory=memory, memory_mask=mask, capacity=tokens)
-    capacity = min(model.config.max_length, input_ids.shape[1] + tokens - 1)
-    return Decoder(model, input_ids, mask, memory=None, memory_mask=None, capacity=capacity)
+class Session:
+    """A search and a decoder for batches of one shape; on a GPU their step is captured once and replayed."""
+
+    def __init__(self, model: Any, search: Search, capacity: int, *, static: bool) -> None:
+        self.search = search
+        self.decoder = Decoder(model, search, capacity, static=static)
+        self.static = static
+        self.graph: Any = None
+        self.logits: Tensor | None = None
+
+    def begin(self, model: Any, input_ids: Tensor, mask: Tensor | None) -> None:
+        """Encode, or read the prompts and choose the first token."""
+        if mask is not None:
+            mask = mask.bool()
+            if (order := right_padded(mask)) is not None:
+                input_ids, mask = roll(input_ids, order[0]), roll(mask, order[0])
+            mask = None if bool(mask.all()) else mask
+        search, decoder = self.search, self.decoder
+        if model.config.body == "seq2seq":
+            decoder.load(model.model.encode(input_ids, mask), mask)
+            self._capture(model.config.decoder_start_token_id)
+            search.tokens.fill_(model.config.decoder_start_token_id)
+        else:
+            decoder.load(None, None, even=mask is None)
+            logits = decoder.read(input_ids, mask)
+            if self.static and self.graph is None:  # capturing tries the step out, so read again after it
+                self._capture(0)
+                decoder.load(None, None, even=mask is None)
+                logits = decoder.read(input_ids, mask)
+            search.choose(logits)
+            search.chosen += 1
+
+    def advance(self) -> None:
+        """One more token."""
+        if self.graph is not None:
+            self.graph.replay()
+            if self.logits is not None:
+                self.search.choose(self.logits)
+        else:
+            self._step()
+        self.search.chosen += 1
+
+    def shrink(self) -> None:
+        """Stop working on rows that have ended. (Captured kernels skip them by themselves.)"""
+        if not self.static and (rows := self.search.compact()) is not None:
+            beams = self.search.beams
+            self.decoder.keep(rows, rows[::beams] // beams, self.search.ended)
+
+    def _step(self) -> Tensor:
+        if isinstance(self.search, BeamSearch):
+            self.decoder.change_places(self.search.origin)
+        logits = self.decoder.step(self.search.tokens)
+        if self.graph is None or self.search.capturable:
+            self.search.choose(logits)
+        return logits
+
+    def _capture(self, token: int) -> None:
+        """Record a step as a CUDA graph, and put everything back to the start."""
+        if not self.static or self.graph is not None or not self.search.tokens.is_cuda:
+            return
+        search = self.search
+        search.tokens.fill_(token)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # compiles kernels, allocates caches
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            logits = self._step()
+        self.logits = None if search.capturable else logits
+        self.decoder.state.cache.restart()
+        search.restart()
 
 
-def steps(decoder: Decoder, search: Search) -> Iterator[Search]:
-    """Run the search to its end, handing it out after every token."""
-    with torch.inference_mode():
-        search.choose(decoder.start(search.beams))
-        search.chosen += 1
-    yield search
+_sessions: weakref.WeakKeyDictionary[Any, OrderedDict[Any, Session]] = weakref.WeakKeyDictionary()
+
+
+def open_session(model: Any, search: Search, prompt: int, tokens: int, length: int) -> Session:
+    """A session for this search; on a GPU one that is already captured for these shapes, where there is one."""
+    capacity = min(model.config.max_length, prompt + tokens - 1)
+    if not search.tokens.is_cuda:
+        return Session(model, search, capacity, static=False)
+    capacity = min(model.config.max_length, capacity + -capacity % BLOCK)
+    addresses = hash(tuple(p.data_ptr() for p in model.parameters()))
+    shape = (search.rows.shape[0], length + -length % BLOCK, capacity)
+    key = (addresses, shape, *search.kind())
+    kept = _sessions.setdefault(model, OrderedDict())
+    session = kept.get(key)
+    if session is not None:
+        kept.move_to_end(key)
+        session.search.take_over(search)
+        return session
+    session = Session(model, search, capacity, static=True)
+    if session.decoder.reusable:
+        kept[key] = session
+        while len(kept) > KEPT:
+            kept.popitem(last=False)
+    return session
+
+
+def steps(session: Session) -> Iterator[Search]:
+    """Run a session that has begun to its end, handing out the search after every token."""
+    search = session.search
+    if search.chosen:
+        yield search
     while True:
         with torch.inference_mode():
-            if search.finished():
+            every = CHECK_EVERY if session.static and search.stops is None else 1
+            if search.chosen >= search.limits.tokens or (search.chosen % every == 0 and search.chosen and search.finished()):
                 return
-            if isinstance(search, BeamSearch):
-                decoder.change_places(search.origin)
-            if (rows := search.compact()) is not None:
-                decoder.keep(rows, rows[:: search.beams] // search.beams)
-            search.choose(decoder.step(search.tokens))
-            search.chosen += 1
+            if search.chosen:
+                session.shrink()
+            session.advance()
         yield search

@@ -22,7 +22,7 @@ class Limits:
 
     tokens: int  #: at most this many new tokens in any row
     room: Tensor  #: [examples] how many new tokens each example has room for
-    eos: Tensor  #: [marks] ids that end a row; may be empty
+    marks: tuple[int, ...]  #: ids that end a row; may be empty
     pad: int  #: what stands after the end
 
 
@@ -55,6 +55,7 @@ class Search:
         self, examples: int, limits: Limits, device: torch.device, stops: Stops | None = None, *, scored: bool = True
     ) -> None:
         self.limits, self.stops, self.scored = limits, stops, scored
+        self.marks = torch.tensor(limits.marks, dtype=torch.long, device=device)
         self.rows = torch.arange(examples, device=device)  #: which example each row belongs to
         self.tokens = torch.zeros(examples, dtype=torch.long, device=device)  #: chosen last
         self.count = torch.zeros(1, dtype=torch.long, device=device)  #: tokens chosen so far
@@ -62,6 +63,24 @@ class Search:
         self.sequences = torch.full((examples, limits.tokens), limits.pad, dtype=torch.long, device=device)
         self.totals = torch.zeros(examples, dtype=torch.float32, device=device)  #: log-probability of what was chosen
         self.ended = torch.zeros(examples, dtype=torch.bool, device=device)
+
+    def kind(self) -> tuple[Any, ...]:
+        """What a captured graph depends on, apart from shapes and addresses."""
+        limits = self.limits
+        return type(self), limits.tokens, limits.marks, limits.pad, self.beams, self.scored, self.capturable
+
+    def restart(self) -> None:
+        """Begin again in the same memory."""
+        self.chosen = 0
+        for state in (self.count, self.totals, self.ended):
+            state.zero_()
+        self.sequences.fill_(self.limits.pad)
+
+    def take_over(self, other: Search) -> None:
+        """Begin again in the same memory with what is asked of another search of this kind."""
+        self.restart()
+        self.limits.room.copy_(other.limits.room)
+        self.stops = other.stops
 
     @property
     def capturable(self) -> bool:
@@ -78,9 +97,13 @@ class Search:
         self.tokens.copy_(tokens.masked_fill(ended, self.limits.pad))
         self.sequences[self.rows, self.count.expand_as(self.rows)] = self.tokens
         self.count += 1
-        ended |= torch.isin(tokens, self.limits.eos) | (self.count >= self.limits.room[self.rows])
+        ended |= self.is_mark(tokens) | (self.count >= self.limits.room[self.rows])
         if self.stops is not None:
             ended |= self.stops(self.sequences[self.rows, : self.chosen + 1])
+
+    def is_mark(self, tokens: Tensor) -> Tensor:
+        """Which tokens are end marks."""
+        return (tokens.unsqueeze(-1) == self.marks).any(-1)
 
     def pick(self, logits: Tensor) -> Tensor:
         """The token of each row, [rows]."""
@@ -130,6 +153,11 @@ class Sampling(Search):
     @property
     def capturable(self) -> bool:
         return False  # the state of a random generator belongs to the host
+
+    def take_over(self, other: Search) -> None:
+        super().take_over(other)
+        assert isinstance(other, Sampling)
+        self.temperature, self.top_k, self.top_p, self.generator = other.temperature, other.top_k, other.top_p, other.generator
 
     def pick(self, logits: Tensor) -> Tensor:
         return torch.multinomial(self.distribution(logits), 1, generator=self.generator)[:, 0]

@@ -64,9 +64,9 @@ class Asked:
 
     def rows(self, table: Tensor) -> Tensor:
         """Rows of a table [heads, positions, …] for the tokens that ask; [batch, heads, new, …] in a decoding step."""
-        if self.step is None:
+        if self.slot is None or (self.slot.fresh and self.slot.positions.shape[1] == self.queries):
             return table[:, : self.queries]
-        return take_rows(table, self.step.positions.view(-1, self.queries))
+        return take_rows(table, self.slot.positions.view(-1, self.queries))
 
     def remember(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Something made of the tokens that are asked, [batch, keys, …], with what the slot remembers of it."""

@@ -49,5 +49,9 @@ class RelativeBias(Mixer):
         offset = torch.arange(1 - length, length, device=self.weight.device)
         return toeplitz(self.weight[self._bucket(offset)].T, length)  # one row per offset, spread along diagonals
 
+    def by_distance(self, length: int) -> Tensor:
+        """[heads, length]: the bias of a key that stands 0, 1, 2, … tokens before its query."""
+        return self.weight[self._bucket(-torch.arange(length, device=self.weight.device))].T
+
     def _bucket(self, offset: Tensor) -> Tensor:
         return bucket(offset, self.buckets, self.distance, not self.causal)

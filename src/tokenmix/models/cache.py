@@ -27,8 +27,11 @@ class MixingCache(Cache):
         self.fixed = fixed
         self.slots: dict[str, Slot] = {}
         self.lengths: Tensor | None = None  #: [batch] tokens remembered of each row
-        self.source: Tensor | None = None  #: [batch, capacity] the row where a position stands, once rows changed places
+        self.source: Tensor | None = None  #: [batch, capacity] the row where a position stands, once rows moved
         self.seen = 0  #: columns fed so far, padding included
+        self.positions: Tensor = torch.empty(0)  #: [batch, new] of the tokens being read
+        self.counts: Tensor | None = None  #: [batch] how many of them are real; None: all
+        self.span, self.fresh = capacity, True
         self.layers = []
 
     def begin(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -65,9 +68,21 @@ class MixingCache(Cache):
         self.lengths += new if self.counts is None else self.counts
         self.seen += new
 
+    def restart(self) -> None:
+        """Forget, and keep the memory where it is for the next sequences of the same batch size."""
+        self.seen = 0
+        if self.lengths is not None:
+            self.lengths.zero_()
+        if self.source is not None:
+            self.source.copy_(torch.arange(self.source.shape[0], device=self.source.device)[:, None])
+        for slot in self.slots.values():
+            for window in slot.windows.values():
+                window.zero_()
+
     def change_places(self, index: Tensor) -> None:
         """Row i goes on from what row index[i] was, rows staying within their example; nothing but an index moves."""
-        assert self.lengths is not None
+        if self.lengths is None:
+            return
         if self.source is None:
             rows = torch.arange(self.lengths.shape[0], device=self.lengths.device)
             self.source = rows[:, None].repeat(1, self.capacity)

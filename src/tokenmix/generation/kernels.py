@@ -1,0 +1,201 @@
+"""Triton kernels of a decoding step: few rows, so what counts is the number of launches and the bytes of weights and keys.
+
+Three of them make a Transformer layer of 8 launches instead of some 40. They run under `TRITON_INTERPRET=1` on a CPU too,
+which is how the tests compare them with plain torch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _linear(
+    x, w, residual, out, M, N, K, eps,
+    NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out[m, n] = Σ_k x[m, k] w[n, k], of x's RMS norm (gains are folded into w), gated or added to a residual."""
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    inside_m, inside_n = m < M, n < N
+    m64, n64 = m.to(tl.int64), n.to(tl.int64)
+    total = tl.zeros((BM, BN), dtype=tl.float32)
+    gated = tl.zeros((BM, BN), dtype=tl.float32)
+    squares = tl.zeros((BM,), dtype=tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        inside_k = k < K
+        part = tl.load(x + m64[:, None] * K + k[None, :], mask=inside_m[:, None] & inside_k[None, :], other=0.0)
+        weight = tl.load(w + n64[:, None] * K + k[None, :], mask=inside_n[:, None] & inside_k[None, :], other=0.0)
+        total = tl.dot(part, tl.trans(weight), total, input_precision="ieee")
+        if GATE:
+            second = tl.load(w + (N + n64)[:, None] * K + k[None, :], mask=inside_n[:, None] & inside_k[None, :], other=0.0)
+            gated = tl.dot(part, tl.trans(second), gated, input_precision="ieee")
+        if NORM:
+            wide = part.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+    if NORM:
+        scale = 1.0 / tl.sqrt(squares / K + eps)
+        total *= scale[:, None]
+        gated *= scale[:, None]
+    if GATE:  # gelu in its tanh form; tanh(u) = 1 − 2 / (e^{2u} + 1)
+        u = 0.7978845608028654 * (total + 0.044715 * total * total * total)
+        total = total * (1.0 - 1.0 / (tl.exp(2.0 * u) + 1.0)) * gated
+    at = m64[:, None] * N + n[None, :]
+    inside = inside_m[:, None] & inside_n[None, :]
+    if RESIDUAL:
+        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+def linear(
+    x: Tensor, w: Tensor, *, eps: float | None = None, gate: bool = False, residual: Tensor | None = None
+) -> Tensor:
+    """x [rows, K] times w [N, K]; with `eps` after an RMS norm; with `gate` gelu(first half) ⊙ second half; plus residual."""
+    rows, width = x.shape
+    outputs = w.shape[0] // 2 if gate else w.shape[0]
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    bm, bn, bk, warps, stages = tiles(rows, outputs, width, x.element_size())
+    grid = (triton.cdiv(outputs, bn), triton.cdiv(rows, bm))
+    _linear[grid](
+        x, w, x if residual is None else residual, out, rows, outputs, width, 0.0 if eps is None else eps,
+        NORM=eps is not None, GATE=gate, RESIDUAL=residual is not None, BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out
+
+
+def tiles(rows: int, outputs: int, width: int, size: int) -> tuple[int, int, int, int, int]:
+    """Tile sizes, warps and stages: enough programs for all processors, as few reads of x as that allows."""
+    if size > 2:  # float32
+        return (16 if rows <= 16 else 32), 32, 64, 4, 2
+    if rows <= 16:
+        return 16, 16, 256, 4, 3
+    if rows <= 32:
+        return 32, 16, 128, 4, 4
+    if rows <= 64:
+        return 64, 16, 128, 4, 4
+    return 64, 64 if outputs >= 1536 else 32, 64, 4, 4
+
+
+@triton.jit
+def _attend_new(
+    qkv, keys, values, bias, source, positions, ended, out, scale, capacity, WIDTH: tl.constexpr, D: tl.constexpr, BEAMS: tl.constexpr,
+    BIAS: tl.constexpr, SOURCE: tl.constexpr, BD: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """Attention of one new token over its past and itself; its key and value are written down on the way."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    if tl.load(ended + row // BEAMS) == 0:
+        here = tl.minimum(tl.load(positions + row), capacity - 1)
+        d = tl.arange(0, BD)
+        inside = d < D
+        at = head * D + d
+        q = tl.load(qkv + row * 3 * WIDTH + at, mask=inside, other=0.0).to(tl.float32) * scale
+        k = tl.load(qkv + row * 3 * WIDTH + WIDTH + at, mask=inside, other=0.0)
+        v = tl.load(qkv + row * 3 * WIDTH + 2 * WIDTH + at, mask=inside, other=0.0)
+        tl.store(keys + (row * capacity + here) * WIDTH + at, k, mask=inside)
+        tl.store(values + (row * capacity + here) * WIDTH + at, v, mask=inside)
+        highest = tl.sum(q * k.to(tl.float32), 0)
+        if BIAS:
+            highest += tl.load(bias + head * capacity).to(tl.float32)
+        weight = 1.0
+        mixed = v.to(tl.float32)
+        for start in range(0, here, BJ):
+            j = start + tl.arange(0, BJ)
+            seen = j < here
+            if SOURCE:
+                place = tl.load(source + row * capacity + j, mask=seen, other=0) * capacity + j
+            else:
+                place = row * capacity + j
+            block = seen[:, None] & inside[None, :]
+            past = tl.load(keys + place[:, None] * WIDTH + at[None, :], mask=block, other=0.0).to(tl.float32)
+            logits = tl.sum(past * q[None, :], 1)
+            if BIAS:
+                logits += tl.load(bias + head * capacity + here - j, mask=seen, other=0.0).to(tl.float32)
+            logits = tl.where(seen, logits, float("-inf"))
+            higher = tl.maximum(highest, tl.max(logits, 0))
+            fade = tl.exp(highest - higher)
+            share = tl.exp(logits - higher)
+            past = tl.load(values + place[:, None] * WIDTH + at[None, :], mask=block, other=0.0).to(tl.float32)
+            mixed = mixed * fade + tl.sum(past * share[:, None], 0)
+            weight = weight * fade + tl.sum(share, 0)
+            highest = higher
+        tl.store(out + row * WIDTH + at, (mixed / weight).to(out.dtype.element_ty), mask=inside)
+
+
+def attend_new(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    ended: Tensor,
+    *,
+    heads: int,
+    scale: float,
+    bias: Tensor | None,
+    source: Tensor | None,
+) -> Tensor:
+    """The new tokens' qkv [rows, 3·width] over keys and values [rows, capacity, width]; bias [heads, distance]."""
+    rows, capacity, width = keys.shape
+    size = width // heads
+    out = torch.empty(rows, width, dtype=qkv.dtype, device=qkv.device)
+    _attend_new[(rows, heads)](
+        qkv, keys, values, keys if bias is None else bias, positions if source is None else source, positions, ended, out, scale,
+        capacity, WIDTH=width, D=size, BEAMS=rows // ended.shape[0], BIAS=bias is not None, SOURCE=source is not None,
+        BD=triton.next_power_of_2(size), BJ=32, num_warps=2, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _attend_memory(
+    queries, memory, lengths, ended, out, scale, length, WIDTH: tl.constexpr, D: tl.constexpr, BEAMS: tl.constexpr,
+    BQ: tl.constexpr, BD: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """Attention of an example's beams, as so many queries, over the keys and values of its one memory."""
+    example = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    if tl.load(ended + example) == 0:
+        count = tl.load(lengths + example)
+        d = tl.arange(0, BD)
+        i = tl.arange(0, BQ)
+        at = head * D + d
+        asks = (i < BEAMS)[:, None] & (d < D)[None, :]
+        rows = (example * BEAMS + i)[:, None] * WIDTH + at[None, :]
+        q = tl.load(queries + rows, mask=asks, other=0.0)
+        highest = tl.full((BQ,), -1e30, dtype=tl.float32)
+        weight = tl.zeros((BQ,), dtype=tl.float32)
+        mixed = tl.zeros((BQ, BD), dtype=tl.float32)
+        for start in range(0, count, BJ):
+            j = start + tl.arange(0, BJ)
+            place = (example * length + j)[:, None] * (2 * WIDTH) + at[None, :]
+            block = (j < count)[:, None] & (d < D)[None, :]
+            k = tl.load(memory + place, mask=block, other=0.0)
+            v = tl.load(memory + place + WIDTH, mask=block, other=0.0)
+            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            logits = tl.where((j < count)[None, :], logits, float("-inf"))
+            higher = tl.maximum(highest, tl.max(logits, 1))
+            fade = tl.exp(highest - higher)
+            share = tl.exp(logits - higher[:, None])
+            mixed = tl.dot(share.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
+            weight = weight * fade + tl.sum(share, 1)
+            highest = higher
+        weight = tl.where(weight > 0, weight, 1.0)  # an empty memory gives 0
+        tl.store(out + rows, (mixed / weight[:, None]).to(out.dtype.element_ty), mask=asks)
+
+
+def attend_memory(queries: Tensor, memory: Tensor, lengths: Tensor, ended: Tensor, *, heads: int, scale: float) -> Tensor:
+    """queries [examples · beams, width] over memory [examples, length, keys and values], `lengths` of which are real."""
+    examples, length, both = memory.shape
+    width = both // 2
+    size, beams = width // heads, queries.shape[0] // examples
+    out = torch.empty_like(queries)
+    _attend_memory[(examples, heads)](
+        queries, memory, lengths, ended, out, scale, length, WIDTH=width, D=size, BEAMS=beams,
+        BQ=max(16, triton.next_power_of_2(beams)), BD=max(16, triton.next_power_of_2(size)), BJ=64, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out
