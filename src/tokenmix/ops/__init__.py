@@ -5,8 +5,19 @@
 
 from tokenmix.ops import reference
 from tokenmix.ops.attend import attend
+from tokenmix.ops.cross_entropy import linear_cross_entropy
 from tokenmix.ops.epilogue import Compose, Epilogue, Gate
 from tokenmix.ops.persist import persist
-from tokenmix.ops.toeplitz import toeplitz
+from tokenmix.ops.toeplitz import persist_toeplitz, toeplitz
 
-__all__ = ["Compose", "Epilogue", "Gate", "attend", "persist", "reference", "toeplitz"]
+__all__ = [
+    "Compose",
+    "Epilogue",
+    "Gate",
+    "attend",
+    "linear_cross_entropy",
+    "persist",
+    "persist_toeplitz",
+    "reference",
+    "toeplitz",
+]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from tokenmix.ops.chunked import MASKED, chunked, future, per_key, rows
+from tokenmix.ops.kernels import usable
 from tokenmix.ops.reference import visibility
 
 SMALL = 1 << 22  # logits that are simply held: 16 MiB in float32
@@ -54,6 +55,10 @@ def attend(
         mask = mask.bool()
     batch, heads, keys, _ = v.shape
     queries = _queries(q, bias, tile)
+    if _fits_kernel(q, k, v, bias, key_bias, tile, mask, dropout):
+        from tokenmix.ops.kernels.attend import fused_attend
+
+        return fused_attend(q, k, v, bias=bias, key_bias=key_bias, mask=mask, causal=causal)  # type: ignore[arg-type]
     trainable_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     small = batch * heads * queries * keys <= SMALL
     if q is None or k is None or tile is not None or trainable_bias or (not v.is_cuda and (small or dropout)):
@@ -68,6 +73,24 @@ def attend(
         sees = mask.cumsum(-1)[:, None, :queries] > 0 if causal and mask.dim() == 2 else visible.any(-1)
         out = out * sees.unsqueeze(-1).to(out.dtype)
     return out
+
+
+def _fits_kernel(
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    key_bias: Tensor | None,
+    tile: tuple[Tensor, Tensor] | None,
+    mask: Tensor | None,
+    dropout: float,
+) -> bool:
+    """Is our own kernel the fastest way? Where there is nothing but q, k and v, PyTorch's is."""
+    if q is None or k is None or tile is not None or dropout or (bias is not None and bias.dim() != 3):
+        return False
+    plain = bias is None and key_bias is None and mask is None
+    few = q.shape[-2] < 16 or max(q.shape[-1], v.shape[-1]) > 128  # decoding steps; tiles that would not fit
+    return not plain and not few and usable(v)
 
 
 def _queries(q: Tensor | None, bias: Tensor | None, tile: tuple[Tensor, Tensor] | None) -> int:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tokenmix.ops import reference
-from tokenmix.ops.epilogue import Epilogue
+from tokenmix.ops.epilogue import Epilogue, Gate
+from tokenmix.ops.kernels import usable
 
 FLOOR = -80.0  # exp(−80) is still a normal float32 and bf16 number
 VANISHING = 1e-25  # a denominator this small means that a row sees only weights near the floor
@@ -48,6 +49,8 @@ def persist(
         raise ValueError(f"x must be [batch, {keys}, channels] to fit W [{queries}, {keys}]; got {list(x.shape)}")
     if x.shape[-1] % heads:
         raise ValueError(f"{heads} heads do not divide the {x.shape[-1]} channels of x")
+    if usable(x) and not (softmax and mask is not None and (x.dtype == torch.float16 or isinstance(epilogue, Gate))):
+        return _on_kernels(w, x, softmax, mask, causal, dropout, epilogue)
     w = w.to(torch.promote_types(w.dtype, torch.float32))
     triangle = torch.ones(queries, keys, dtype=torch.bool, device=w.device).tril() if causal else None
     seen = x if mask is None else x * mask.unsqueeze(-1).to(x.dtype)  # m ⊙ x
@@ -72,6 +75,32 @@ def persist(
         s = shared_matmul(_drop(e, dropout), seen.to(e.dtype)).unflatten(-1, (heads, -1))
         s = (s * torch.where(total > 0, 1 / total.clamp_min(VANISHING), 0.0).unsqueeze(-1)).flatten(-2).to(x.dtype)
     return reference.apply_epilogue(s, x, epilogue)
+
+
+def _on_kernels(
+    w: Tensor, x: Tensor, softmax: bool, mask: Tensor | None, causal: bool, dropout: float, epilogue: Epilogue | None
+) -> Tensor:
+    """The same on fused kernels: x is read once, the result written once, and the epilogue happens in between."""
+    from tokenmix.ops.kernels.persist import fused_persist
+
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    queries, keys = w.shape[1:]
+    mask = mask if mask is None or mask.dtype == torch.bool else mask.bool()
+    w, row = w.float(), None
+    triangle = torch.ones(queries, keys, dtype=torch.bool, device=w.device).tril() if causal else None
+    if not softmax:
+        w = w if triangle is None else w * triangle
+    elif mask is None:
+        w = torch.softmax(w if triangle is None else w.masked_fill(~triangle, float("-inf")), -1)
+    else:
+        w = w if triangle is None else w.masked_fill(~triangle, float("-inf"))
+        w = torch.exp((w - w.detach().amax(-1, keepdim=True)).clamp_min(FLOOR))
+        w = (w if triangle is None else w * triangle).to(x.dtype).float()  # the same rounded E in both products
+        with torch.autocast(x.device.type, enabled=False):
+            total = torch.einsum("hij,bj->bih", w, mask.float())
+        row = torch.where(total > 0, 1 / total.clamp_min(VANISHING), 0.0)
+    return fused_persist(_drop(w, dropout), x, row=row, mask=mask, causal=causal, epilogue=epilogue)
 
 
 class _SharedMatmul(torch.autograd.Function):

@@ -1,0 +1,245 @@
+"""`attend` with a bias as one custom operator on the kernels of `attention`, forward and backward.
+
+`torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, causal)` gives the output and the logarithm of each row's sum.
+q and k may have a batch of 1 (learned, shared), their width may differ from v's. Outputs and gradients lie in memory as
+[batch, length, heads, width], so that projections before and after need no copies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from tokenmix.ops.kernels import INTERPRETING, attention
+from tokenmix.ops.kernels.mix import describe, tma_ready
+from tokenmix.ops.kernels.tune import Config, choose, precision, processors
+
+WORKSPACE = 1 << 30  # bytes of dS that exist at once on the way back
+
+
+def _config(BI: int, BJ: int, warps: int, stages: int) -> Config:
+    return {"BI": BI, "BJ": BJ, "num_warps": warps, "num_stages": stages}
+
+
+FORWARD = [_config(128, 64, 8, 3), _config(64, 64, 4, 3), _config(128, 64, 4, 3), _config(128, 128, 8, 2)]
+KEYS = [_config(64, 64, 4, 3), _config(32, 64, 4, 3), _config(64, 128, 8, 2), _config(64, 64, 4, 2)]
+QUERIES_SUM = [_config(64, 0, 8, 2), _config(32, 0, 4, 2)]
+QUERIES = [_config(128, 64, 4, 3), _config(64, 64, 4, 3)]
+SINGLE = [_config(32, 32, 4, 2), _config(64, 32, 4, 2)]
+SMALL = [_config(16, 16, 1, 1)]
+
+
+def _pick(configs: list[Config], t: Tensor) -> list[Config]:
+    return SMALL if INTERPRETING else SINGLE if t.dtype == torch.float32 else configs
+
+
+def _power(n: int) -> int:
+    return max(16, triton.next_power_of_2(n))
+
+
+def _strides(t: Tensor) -> tuple[int, int, int]:
+    """(batch, heads, length); a batch of 1 is shared by all."""
+    return (t.stride(0) if t.shape[0] > 1 else 0, t.stride(1), t.stride(2))
+
+
+def _rows_first(t: Tensor, shape: tuple[int, ...] | torch.Size | None = None) -> Tensor:
+    """An empty [batch, heads, length, width] that lies in memory as [batch, length, heads, width]."""
+    b, h, n, d = shape if shape is not None else t.shape
+    return t.new_empty(b, n, h, d).transpose(1, 2)
+
+
+def _dense(t: Tensor) -> Tensor:
+    return t if t.stride(-1) == 1 else t.contiguous()
+
+
+def _mask_of(mask: Tensor | None, like: Tensor) -> tuple[Tensor, tuple[int, int, int], int]:
+    if mask is None:
+        return like, (0, 0, 0), 0
+    if mask.dim() == 2:
+        return mask, (mask.stride(0), 0, mask.stride(1)), 1
+    return mask, (mask.stride(0), mask.stride(1), mask.stride(2)), 2
+
+
+@torch.library.custom_op("tokenmix::attend", mutates_args=())
+def attend_op(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_bias: Tensor | None, mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """(o [batch, heads, queries, value width], log₂ of each row's sum [batch, heads, queries])."""
+    q, k, v = map(_dense, (q, k, v))
+    batch, heads, keys, value_width = v.shape
+    queries, width = q.shape[2:]
+    out = _rows_first(v, (batch, heads, queries, value_width))
+    lse = v.new_empty(batch, heads, queries, dtype=torch.float32)
+    mask_, mask_strides, mask_kind = _mask_of(mask, v)
+    key_ = key_bias.contiguous() if key_bias is not None else v
+    tma = bias is not None and tma_ready(bias)
+
+    def launch(c: Config) -> None:
+        bias_ = v if bias is None else describe(bias, c["BI"], c["BJ"]) if tma else bias
+        attention.attention_forward[(triton.cdiv(queries, c["BI"]), batch * heads)](
+            q, k, v, bias_, key_, mask_, out, lse,
+            *_strides(q), *_strides(k), *_strides(v), *(bias.stride() if bias is not None else (0, 0, 0)),
+            *mask_strides, *_strides(out), heads, queries, keys, width, value_width,
+            BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal,
+            PRECISION=precision(v.dtype), EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0,
+            DQ=_power(width), DV=_power(value_width), TMA=tma, STAGES=c["num_stages"], **c,
+        )  # fmt: skip
+
+    terms = (bias is not None, key_bias is not None, mask_kind, causal)
+    key = (v.dtype, batch, heads, queries, keys, width, value_width, *terms)
+    launch(choose("attend", key, _pick(FORWARD, v), launch))
+    return out, lse
+
+
+@attend_op.register_fake
+def _(q, k, v, bias, key_bias, mask, causal):  # type: ignore[no-untyped-def]
+    batch, heads, _, value_width = v.shape
+    out = _rows_first(v, (batch, heads, q.shape[2], value_width))
+    return out, v.new_empty(batch, heads, q.shape[2], dtype=torch.float32)
+
+
+@torch.library.custom_op("tokenmix::attend_backward", mutates_args=())
+def attend_backward(
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    key_bias: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    out: Tensor,
+    lse: Tensor,
+    needs: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, bias, key_bias; the last two empty where `needs` says that nobody asks."""
+    g, q, k, v = map(_dense, (g, q, k, v))
+    batch, heads, keys, value_width = v.shape
+    queries = q.shape[2]
+    need_bias, need_key_bias = needs
+    delta = torch.empty_like(lse)
+    attention.attention_delta[(triton.cdiv(queries, 64), batch * heads)](
+        out, g, delta, *_strides(out), *_strides(g), heads, queries, value_width, BI=64, DV=_power(value_width)
+    )
+    dq, dk = (_rows_first(t, (batch, *t.shape[1:])) for t in (q, k))
+    dv = _rows_first(v)
+    examples = max(1, min(batch, WORKSPACE // (heads * queries * keys * v.element_size())))
+    ds = v.new_empty(examples, heads, keys, queries)
+    turned = None if bias is None else bias.transpose(1, 2).contiguous()
+    sums = None
+    for first in range(0, batch, examples):
+        count = min(examples, batch - first)
+        _keys_pass(q, k, v, turned, key_bias, mask, causal, g, lse, delta, dk, dv, ds, first, count)
+        part = _queries_pass(ds, k, dq, causal, first, count, need_bias or need_key_bias)
+        sums = part if sums is None else sums + part if part is not None else None
+    dbias = dkey = v.new_empty(0)
+    if need_bias and bias is not None and sums is not None:
+        dbias = sums.transpose(1, 2).to(bias.dtype, memory_format=torch.contiguous_format)
+    if need_key_bias and key_bias is not None and sums is not None:
+        dkey = sums.sum(2).to(key_bias.dtype)
+    return _shared(dq, q), _shared(dk, k), dv, dbias, dkey
+
+
+def _shared(grad: Tensor, t: Tensor) -> Tensor:
+    """The gradient of a tensor that the batch shares is a sum."""
+    return grad if t.shape[0] == grad.shape[0] else grad.sum(0, keepdim=True, dtype=torch.float32).to(grad.dtype)
+
+
+def _keys_pass(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_bias: Tensor | None, mask: Tensor | None, causal: bool,
+    g: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor, ds: Tensor, first: int, count: int,
+) -> None:  # fmt: skip
+    heads, keys, value_width = v.shape[1:]
+    queries, width = q.shape[2:]
+    mask_, mask_strides, mask_kind = _mask_of(mask, v)
+    key_ = key_bias.contiguous() if key_bias is not None else v
+    flat = ds.flatten(0, 1)
+
+    def launch(c: Config) -> None:
+        # a tile of dS must not reach into the next head
+        tma = keys % c["BJ"] == 0 and tma_ready(flat) and (bias is None or tma_ready(bias))
+        bias_ = v if bias is None else describe(bias, c["BJ"], c["BI"]) if tma else bias
+        attention.attention_backward_keys[(triton.cdiv(keys, c["BJ"]), count * heads)](
+            q, k, v, bias_, key_, mask_, g, lse, delta, dk, dv, describe(flat, c["BJ"], c["BI"]) if tma else ds,
+            *_strides(q), *_strides(k), *_strides(v), *(bias.stride() if bias is not None else (0, 0, 0)),
+            *mask_strides, *_strides(g), *_strides(dk), *_strides(dv), first, heads, queries, keys, width, value_width,
+            BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal,
+            PRECISION=precision(v.dtype), EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0,
+            DQ=_power(width), DV=_power(value_width), TMA=tma, STAGES=c["num_stages"], **c,
+        )  # fmt: skip
+
+    terms = (bias is not None, key_bias is not None, mask_kind, causal)
+    key = (v.dtype, count, heads, queries, keys, width, value_width, *terms)
+    launch(choose("attend_keys", key, _pick(KEYS, v), launch))
+
+
+def _queries_pass(
+    ds: Tensor, k: Tensor, dq: Tensor, causal: bool, first: int, count: int, wanted: bool
+) -> Tensor | None:
+    """Fills dq of `count` examples; returns Σ dSᵀ over them, [heads, keys, queries] in float32, if `wanted`."""
+    heads, keys, width = k.shape[1:]
+    queries = dq.shape[2]
+    together = wanted and _power(keys) * ds.element_size() <= 1024  # one tile holds all keys
+
+    def launch(c: Config) -> Tensor | None:
+        block = dict(c) | ({"BJ": _power(keys)} if together else {})
+        tiles = triton.cdiv(queries, block["BI"]) * heads
+        parts = min(count, max(1, round(2 * processors() / tiles))) if together else count
+        sums = ds.new_empty(parts if together else 0, heads, keys, queries, dtype=torch.float32)
+        attention.attention_backward_queries[(triton.cdiv(queries, block["BI"]), heads * parts)](
+            ds, k, dq, sums, *_strides(k), *_strides(dq), first, count, parts, heads, queries, keys, width,
+            SUM=together, CAUSAL=causal, PRECISION=precision(ds.dtype), DQ=_power(width), **block,
+        )  # fmt: skip
+        return (sums.sum(0) if parts > 1 else sums[0]) if together else None
+
+    key = (ds.dtype, count, heads, queries, keys, width, together)
+    sums = launch(choose("attend_queries", key, _pick(QUERIES_SUM if together else QUERIES, ds), launch))
+    return ds[:count].sum(0, dtype=torch.float32) if wanted and not together else sums
+
+
+@attend_backward.register_fake
+def _(g, q, k, v, bias, key_bias, mask, causal, out, lse, needs):  # type: ignore[no-untyped-def]
+    dbias = v.new_empty(bias.shape, dtype=bias.dtype) if needs[0] else v.new_empty(0)
+    dkey = v.new_empty(key_bias.shape, dtype=key_bias.dtype) if needs[1] else v.new_empty(0)
+    return _rows_first(q), _rows_first(k), _rows_first(v), dbias, dkey
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, causal = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.causal = causal
+
+
+def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, bias, key_bias, mask, out, lse = ctx.saved_tensors
+    asked = ctx.needs_input_grad
+    needs = [asked[3], asked[4]]
+    dq, dk, dv, dbias, dkey = torch.ops.tokenmix.attend_backward(
+        g, q, k, v, bias, key_bias, mask, ctx.causal, out, lse, needs
+    )
+    grads = (dq, dk, dv, dbias, dkey)
+    return *(t if need else None for t, need in zip(grads, asked[:5], strict=True)), None, None
+
+
+attend_op.register_autograd(_backward, setup_context=_setup)
+
+
+def fused_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """See :func:`tokenmix.ops.attend`; a query that sees nothing gives 0, with gradient 0."""
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    bias = bias if bias is None else bias.to(v.dtype)  # half the bytes; its gradient is summed in float32
+    if mask is not None:
+        mask = mask.bool().expand(v.shape[0], *mask.shape[1:])
+    return torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, causal)[0]

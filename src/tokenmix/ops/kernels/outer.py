@@ -1,0 +1,188 @@
+"""dW[h, i, j] = Σ_{b, c} ds[b, i, c] m[b, j] x[b, j, c]: the gradient of a mixing matrix, one sum over batch and width.
+
+    plain      ds = r ⊙ g
+    compose    ds = r ⊙ g ⊙ (α x − (1 − α))
+    gate       ds = r ⊙ g ⊙ u
+
+ds is made from g on the way into the product and written out once, for dx = Wᵀ·ds (and as the gradient of a gate's
+addend). The sum over (batch, channels) is split into parts that a second sum adds up: no atomics, the same bits always.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmix.ops.kernels import INTERPRETING
+from tokenmix.ops.kernels.mix import describe, tma_ready
+from tokenmix.ops.kernels.tune import Config, choose, precision, processors
+
+
+@triton.jit
+def _outer(
+    g, own, x, dw, ds, total, alpha, row, mask,
+    sgb, sgi, sgc, sob, soi, soc, sxb, sxj, sxc, sdb, sdi, sab, sai, sac, srb, sri, srh, smb, smj,
+    batch, queries, keys, width, heads, splits, alpha_value,
+    MODE: tl.constexpr, ALPHA: tl.constexpr, WRITE: tl.constexpr, TOTAL: tl.constexpr, ROW: tl.constexpr,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """One tile [BM, BN] of one head's dW over one part of the steps (example, BK channels)."""
+    row_tiles = tl.cdiv(queries, BM)
+    column_tiles = tl.cdiv(keys, BN)
+    pid = tl.program_id(0)
+    tj = pid % column_tiles
+    pid = pid // column_tiles
+    ti = pid % row_tiles
+    pid = pid // row_tiles
+    head = pid % heads
+    part = pid // heads
+    i = ti * BM + tl.arange(0, BM)
+    j = tj * BN + tl.arange(0, BN)
+    i_in = tl.minimum(i, queries - 1)
+    j_in = tl.minimum(j, keys - 1)
+    chunks = tl.cdiv(width, BK)
+    steps = batch * chunks
+    first = steps * part // splits
+    last = steps * (part + 1) // splits
+    acc = tl.zeros((BM, BN), tl.float32)
+    if TOTAL:
+        sums = tl.zeros((BM, BK), tl.float32)
+    live = column_tiles  # column tiles of this row that are computed; each ds is written by one of them
+    if CAUSAL:
+        live = tl.minimum(column_tiles, tl.cdiv((ti + 1) * BM, BN))
+        if tj >= live:  # all of this tile is in the future
+            last = first
+    for step in tl.range(first, last):
+        b = step // chunks
+        d = step % chunks * BK + tl.arange(0, BK)
+        c = head * width + d
+        b64 = b.to(tl.int64)
+        if TMA:
+            c0 = head * width + step % chunks * BK
+            gt = g.load([b * queries + ti * BM, c0])
+            xt = x.load([b * keys + tj * BN, c0])
+        else:
+            g_at = g + b64 * sgb + i_in[:, None] * sgi + c[None, :] * sgc
+            x_at = x + b64 * sxb + j_in[:, None] * sxj + c[None, :] * sxc
+            inside = (d < width)[None, :]
+            gt = tl.load(g_at) if EVEN else tl.load(g_at, mask=inside, other=0.0)
+            if MASK:
+                seen = tl.load(mask + b64 * smb + j_in * smj) != 0
+                xt = tl.load(x_at, mask=seen[:, None] & inside, other=0.0)
+            else:
+                xt = tl.load(x_at) if EVEN else tl.load(x_at, mask=inside, other=0.0)
+        if WRITE:
+            t = gt.to(tl.float32)
+            if MODE != "plain":
+                if TMA:
+                    o = own.load([b * queries + ti * BM, c0])
+                else:
+                    o_at = own + b64 * sob + i_in[:, None] * soi + c[None, :] * soc
+                    o = tl.load(o_at) if EVEN else tl.load(o_at, mask=inside, other=0.0)
+                o = o.to(tl.float32)
+                if MODE == "gate":
+                    t *= o
+                else:
+                    if ALPHA == 0:
+                        a = alpha_value
+                    elif ALPHA == 1:
+                        a = tl.load(alpha + c * sac, mask=d < width, other=0.0).to(tl.float32)[None, :]
+                    else:
+                        a_at = alpha + b64 * sab + i_in[:, None] * sai + c[None, :] * sac
+                        a = tl.load(a_at, mask=(d < width)[None, :], other=0.0).to(tl.float32)
+                    t *= a * o - (1 - a)
+            if ROW:
+                t *= tl.load(row + b64 * srb + i_in * sri + head * srh).to(tl.float32)[:, None]
+            gt = t.to(gt.dtype)
+            if step % live == tj:
+                if TMA:
+                    ds.store([b * queries + ti * BM, c0], gt)
+                else:
+                    to = ds + b64 * sdb + i[:, None] * sdi + c[None, :]
+                    tl.store(to, gt, mask=(i < queries)[:, None] & (d < width)[None, :])
+            if TOTAL:
+                sums += t
+        acc = tl.dot(gt, tl.trans(xt), acc, input_precision=PRECISION)
+    at = ((part * heads + head) * queries + i[:, None]).to(tl.int64) * keys + j[None, :]
+    tl.store(dw + at, acc, mask=(i < queries)[:, None] & (j < keys)[None, :])
+    if TOTAL and tj == 0:
+        tl.store(total + (part * heads + head) * queries + i, tl.sum(sums, 1), mask=i < queries)
+
+
+def _config(BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, waves: int = 1) -> Config:
+    return {"BM": BM, "BN": BN, "BK": BK, "TMA": tma, "waves": waves, "num_warps": warps, "num_stages": stages}
+
+
+HALF_PRECISION = [
+    _config(128, 256, 64, 8, 3, tma=True),
+    _config(128, 128, 64, 4, 3, tma=True, waves=2),
+    _config(128, 256, 64, 8, 3),
+    _config(128, 128, 64, 4, 3, waves=2),
+]
+SINGLE_PRECISION = [_config(64, 64, 32, 4, 3, waves=2), _config(128, 64, 32, 4, 3, waves=2)]
+INTERPRETED = [_config(16, 32, 16, 1, 1)]
+
+
+def _splits(tiles: int, waves: int, steps: int) -> int:
+    """Parts of the sum: programs fill `waves` rounds of all multiprocessors, or one or two more, almost fully."""
+    room = processors()
+    rounds = max(waves, -(-tiles // room))
+    best = max(range(rounds, rounds + 3), key=lambda n: (n * room // tiles * tiles / (n * room) > 0.93, -n))
+    return max(1, min(steps, best * room // tiles))
+
+
+def outer(
+    g: Tensor, x: Tensor, heads: int, *, mode: str = "plain", own: Tensor | None = None, alpha: Tensor | None = None,
+    alpha_value: float = 0.0, row: Tensor | None = None, mask: Tensor | None = None, causal: bool = False,
+    total: bool = False, configs: list[Config] | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """dW [heads, queries, keys] in float32, ds [batch, queries, channels], and Σ_{b, c} ds [queries] if `total`."""
+    batch, queries, channels = g.shape
+    keys, width = x.shape[1], channels // heads
+    write = mode != "plain" or row is not None
+    ds = torch.empty_like(g, memory_format=torch.contiguous_format) if write else g
+    own_, row_, mask_ = (t if t is not None else g for t in (own, row, mask))
+    a = alpha if alpha is not None else g
+    alpha_strides = (0, 0, a.stride(0)) if a.dim() == 1 else a.stride()
+
+    def launch(config: Config) -> tuple[Tensor, Tensor | None]:
+        block = dict(config)
+        waves, tma = block.pop("waves"), block["TMA"]
+        bm, bn, bk = block["BM"], block["BN"], block["BK"]
+        tiles = heads * triton.cdiv(queries, bm) * triton.cdiv(keys, bn)
+        splits = _splits(tiles, waves, batch * triton.cdiv(width, bk))
+        dw = g.new_empty(splits, heads, queries, keys, dtype=torch.float32)
+        sums = g.new_empty(splits, heads, queries, dtype=torch.float32) if total else None
+        _outer[(tiles * splits,)](
+            describe(g, bm, bk) if tma else g, describe(own_, bm, bk) if tma else own_,
+            describe(x, bn, bk) if tma else x, dw, describe(ds, bm, bk) if tma else ds,
+            sums if sums is not None else dw, a, row_, mask_,
+            *g.stride(), *own_.stride(), *x.stride(), ds.stride(0), ds.stride(1), *alpha_strides, *row_.stride(),
+            *mask_.stride()[:2], batch, queries, keys, width, heads, splits, alpha_value,
+            MODE=mode, ALPHA=0 if alpha is None else 1 if alpha.dim() == 1 else 2, WRITE=write, TOTAL=total,
+            ROW=row is not None, MASK=mask is not None, CAUSAL=causal, EVEN=width % bk == 0,
+            PRECISION=precision(x.dtype), **block,
+        )  # fmt: skip
+        return dw.sum(0) if splits > 1 else dw[0], None if sums is None else sums.sum((0, 1))
+
+    if configs is None:
+        configs = candidates(g, own_, x, heads, mask is not None)
+    key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None, total)
+    dw, sums = launch(choose("outer", key, configs, launch))
+    return dw, ds, sums
+
+
+def candidates(g: Tensor, own: Tensor, x: Tensor, heads: int, masked: bool) -> list[Config]:
+    """The configurations that can run on these tensors."""
+    if INTERPRETING:
+        return INTERPRETED
+    if x.dtype == torch.float32:
+        return SINGLE_PRECISION
+    width = x.shape[2] // heads
+    tma = not masked and all(map(tma_ready, (g, own, x)))
+    length = g.shape[1]
+    return [c for c in HALF_PRECISION if not c["TMA"] or (tma and width % c["BK"] == 0 and length % c["BM"] == 0)]

@@ -1,0 +1,107 @@
+"""Choosing a kernel's block sizes by measurement, once per machine.
+
+The first call of a problem times every candidate and remembers the fastest, in memory and in a file
+(TOKENMIX_CACHE, by default ~/.cache/tokenmix), so that later runs choose the same and compute the same bits.
+TOKENMIX_AUTOTUNE=0 takes the first candidate, the one that was best on an H200; so does a call under graph capture.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import triton
+
+from tokenmix.ops.kernels import INTERPRETING
+
+log = logging.getLogger(__name__)
+
+Config: TypeAlias = dict[str, Any]  #: keyword arguments of a launch: block sizes, num_warps, num_stages
+
+_chosen: dict[str, int] = {}
+
+
+def choose(name: str, key: Sequence[Any], configs: Sequence[Config], launch: Callable[[Config], Any]) -> Config:
+    """The fastest of `configs` for the problem `key` of the kernel `name`; `launch` runs one of them.
+
+    Candidates that do not compile, or need more shared memory than there is, are passed over.
+    """
+    if len(configs) == 1 or INTERPRETING:
+        return configs[0]
+    tag = f"{name} {_machine()} {' '.join(map(str, key))} of {len(configs)}"
+    if tag not in _chosen:
+        if os.environ.get("TOKENMIX_AUTOTUNE", "1") == "0" or torch.cuda.is_current_stream_capturing():
+            return configs[0]
+        stored = _read().get(tag)
+        _chosen[tag] = stored if stored is not None else _measure(tag, configs, launch)
+    return configs[_chosen[tag]]
+
+
+def _measure(tag: str, configs: Sequence[Config], launch: Callable[[Config], Any]) -> int:
+    times: list[float] = []
+    for config in configs:
+        try:
+            times.append(triton.testing.do_bench(lambda c=config: launch(c), warmup=5, rep=30, return_mode="median"))
+        except Exception as error:  # a candidate this machine cannot run: too much shared memory, no TMA, …
+            log.debug("%s: %s does not run: %s", tag, config, error)
+            times.append(float("inf"))
+    best = min(range(len(times)), key=times.__getitem__)
+    if times[best] == float("inf"):
+        raise RuntimeError(f"no configuration of {tag} runs on this machine; set TOKENMIX_KERNELS=0 to do without")
+    log.info("%s: %s, %.3f ms", tag, configs[best], times[best])
+    _write(tag, best)
+    return best
+
+
+def _file() -> Path:
+    folder = os.environ.get("TOKENMIX_CACHE") or Path.home() / ".cache" / "tokenmix"
+    return Path(folder) / f"kernels-triton{triton.__version__}.json"
+
+
+def _read() -> dict[str, int]:
+    try:
+        return json.loads(_file().read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _write(tag: str, best: int) -> None:
+    try:
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        partial = _file().with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(_read() | {tag: best}, indent=1, sort_keys=True))
+        partial.replace(_file())
+    except OSError as error:  # a read-only home: measured again next time
+        log.debug("cannot remember %s: %s", tag, error)
+
+
+@cache
+def _machine() -> str:
+    return torch.cuda.get_device_name().replace(" ", "-")
+
+
+@cache
+def processors() -> int:
+    """Multiprocessors of the GPU; a few in the interpreter."""
+    if INTERPRETING:
+        return 3
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+
+
+@cache
+def hopper() -> bool:
+    """Does the GPU have the bulk tensor copy engine (TMA)?"""
+    return not INTERPRETING and torch.cuda.get_device_capability()[0] >= 9
+
+
+def precision(dtype: torch.dtype) -> str:
+    """How tl.dot multiplies: exactly for float32, unless the user allowed TF32 for matrix products."""
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
+        return "ieee"
+    return "tf32"
