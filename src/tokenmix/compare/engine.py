@@ -1,0 +1,221 @@
+"""Carries out the runs of a comparison: in this process, side by side in several, or on a Ray cluster.
+
+Whichever it is, a run's result is a function of its configuration alone, so that the table is the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenmix.compare.plan import RunSpec
+from tokenmix.compare.worker import Interrupted, _empty, execute, finished
+from tokenmix.naming import unknown
+
+logger = logging.getLogger(__name__)
+ENGINES = ("local", "ray")
+Record = dict[str, Any]
+OnRecord = Callable[[Record], None]
+
+
+def run_all(
+    runs: Sequence[RunSpec], *, engine: str = "local", jobs: int = 1, on_record: OnRecord = lambda record: None
+) -> list[Record]:
+    """The record of every run, in the order given; those that are finished are read from their folders.
+
+    ``on_record`` is told of each as it comes. Ctrl-C stops the runs, saves them and raises `Interrupted`.
+    """
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    if jobs < 1:
+        raise ValueError(f"--jobs must be at least 1; got {jobs}")
+    found: dict[str, Record] = {}
+
+    def keep(record: Record) -> None:
+        found[record["folder"]] = record
+        on_record(record)
+
+    todo = []
+    for spec in runs:
+        known = finished(spec)
+        if known is not None:
+            keep({**known, "reused": True})
+        else:
+            todo.append(spec)
+    if todo:
+        if engine == "ray":
+            _on_ray(todo, jobs, keep)
+        elif jobs > 1:
+            _side_by_side(todo, jobs, keep)
+        else:
+            _here(todo, keep)
+    return [found[spec.folder] for spec in runs]
+
+
+def _here(runs: Iterable[RunSpec], keep: OnRecord) -> None:
+    """One after another in this process."""
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        for spec in runs:
+            keep(execute(spec))
+    finally:
+        torch.set_num_threads(threads)
+
+
+# ----------------------------------------------------------------------------------------------------- side by side
+
+
+def _side_by_side(runs: Sequence[RunSpec], jobs: int, keep: OnRecord) -> None:
+    """Several processes at a time. What runs out of memory beside others is tried again alone."""
+    waiting, running = list(runs), dict[int, tuple[subprocess.Popen[bytes], RunSpec]]()
+    crowded: list[RunSpec] = []
+    try:
+        while waiting or running:
+            for slot in range(jobs):
+                if slot not in running and waiting:
+                    spec = waiting.pop(0)
+                    running[slot] = (_start(spec, slot), spec)
+            for slot, (process, spec) in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[slot]
+                if process.returncode == 130:
+                    raise Interrupted(spec.label)
+                record = _record(spec, process.returncode)
+                if record["status"] == "failed" and "out of memory" in record["error"].lower() and len(runs) > 1:
+                    crowded.append(spec)
+                else:
+                    keep(record)
+            time.sleep(0.2)
+        for spec in crowded:
+            logger.info("%s ran out of memory beside other runs; trying it alone", spec.label)
+            process = _start(spec, 0)
+            running[0] = (process, spec)
+            process.wait()
+            del running[0]
+            keep(_record(spec, process.returncode))
+    except KeyboardInterrupt:
+        raise Interrupted("side by side") from None
+    finally:
+        _stop([process for process, _ in running.values()])
+
+
+def _start(spec: RunSpec, slot: int) -> subprocess.Popen[bytes]:
+    import torch
+
+    folder = Path(spec.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "record.json").unlink(missing_ok=True)
+    path = folder / "spec.json"
+    path.write_text(json.dumps(dataclasses.asdict(spec)), encoding="utf-8")
+    environment = dict(os.environ)
+    if threads := spec.config["device"]["threads"]:
+        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    gpus = torch.cuda.device_count()
+    if gpus > 1 and "CUDA_VISIBLE_DEVICES" not in environment:
+        environment["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
+    with open(folder / "log.txt", "ab") as log:
+        command = [sys.executable, "-m", "tokenmix.compare.worker", str(path), str(os.getpid())]
+        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+
+
+def _record(spec: RunSpec, code: int) -> Record:
+    """What the process left; where it left nothing, what killed it."""
+    path = Path(spec.folder) / "record.json"
+    if path.exists():
+        record = json.loads(path.read_text(encoding="utf-8"))
+        path.unlink()
+        return record
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-code).name
+            hint = " (out of memory?)" if name == "SIGKILL" else ""
+            return _failed(spec, f"the process was ended by {name}{hint}")
+    lines = (Path(spec.folder) / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return _failed(spec, f"the process ended with {code}: {lines[-1] if lines else 'no message'}")
+
+
+def _failed(spec: RunSpec, message: str) -> Record:
+    base = {"model": spec.model, "seed": spec.seed, "folder": spec.folder}
+    return {**base, **_empty(), "status": "failed", "error": message}
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """SIGTERM lets a run save itself; what takes too long is killed (and goes on from its last checkpoint)."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+# --------------------------------------------------------------------------------------------------------------- Ray
+
+
+def _on_ray(runs: Sequence[RunSpec], jobs: int, keep: OnRecord) -> None:
+    """Models × seeds over a cluster ($RAY_ADDRESS, or one that is started here); folders lie on a shared disk.
+
+    A GPU is shared by ``jobs`` runs; on CPUs each run takes as many as it has threads.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("--engine ray needs the package ray: pip install 'tokenmix[ray]'") from None
+    mine = not ray.is_initialized()
+    if mine:
+        address = os.environ.get("RAY_ADDRESS")
+        local: dict[str, Any] = (
+            {} if address else {"num_cpus": max(os.cpu_count() or 1, _cpus(runs[0])), "include_dashboard": False}
+        )
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+    try:
+        gpus = ray.cluster_resources().get("GPU", 0)
+        task = ray.remote(max_retries=0)(_execute_remotely)
+        pending = {}
+        for spec in runs:
+            options: dict[str, Any] = {"num_cpus": _cpus(spec)}
+            if gpus:
+                options |= {"num_gpus": 1 / jobs, "num_cpus": 1}
+            pending[
+                task.options(**options).remote(dataclasses.replace(spec, folder=str(Path(spec.folder).resolve())))
+            ] = spec
+        while pending:
+            done, _ = ray.wait(list(pending), num_returns=1)
+            spec = pending.pop(done[0])
+            try:
+                record = ray.get(done[0])
+            except Exception as error:  # the worker died, or its machine
+                record = _failed(spec, " ".join(str(error).split()))
+            keep({**record, "folder": spec.folder})
+    except KeyboardInterrupt:
+        raise Interrupted("on Ray") from None
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def _cpus(spec: RunSpec) -> int:
+    return int(spec.config["device"]["threads"] or 1)
+
+
+def _execute_remotely(spec: RunSpec) -> Record:
+    config = {**spec.config, "out": spec.folder}
+    try:
+        return execute(dataclasses.replace(spec, config=config))
+    except Interrupted:
+        return _failed(spec, "the run was stopped")
