@@ -19,6 +19,7 @@ Each takes a model and, where it matters, an input — a text, a pair of texts, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -364,3 +365,8 @@ def _histogram(title: str, start: Matrix, now: Matrix) -> Lines:
     parts = {"at initialisation": old, "now": new}
     series = {name: np.histogram(part, edges)[0] / part.size for name, part in parts.items()}
     return Lines(title, edges, series, steps=True, log=True)
+
+
+def renamed(figure: Figure, name: str) -> Figure:
+    """The same figure under another name, for a page that shows it of two stacks."""
+    return replace(figure, name=name)

@@ -108,6 +108,10 @@ def look(
         tokens = ("<cls>",) * offset + tuple(f"{i + 1},{j + 1}" for i in range(side) for j in range(side))
         return Sight(_run(model, feed, tokens, tokens), tokens, grid=(side, offset), feed=feed)
     ids, segments, tokens = _tokens(config, inputs, tokenizer, length)
+    if config.body == "decoder" and target is not None and tokenizer is not None:  # prompt and answer are one text
+        more = tokenizer(target, truncation=True, max_length=config.max_length).input_ids
+        ids = torch.cat([ids, torch.tensor([more], dtype=torch.long)], 1)[:, : config.max_length]
+        tokens = names(ids[0].tolist(), tokenizer)
     feed = {"input_ids": ids}
     if segments is not None and config.segments > 1:
         feed["token_type_ids"] = segments

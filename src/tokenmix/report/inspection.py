@@ -1,0 +1,155 @@
+"""The page of one run: every figure of the papers that the model has something for, and its matrices to look through."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from tokenmix.report import figures
+from tokenmix.report.axes import short
+from tokenmix.report.figure import Figure
+from tokenmix.report.look import Inputs, Sight, look
+from tokenmix.report.page import explorer, explorer_data, figure_matrices, page, plain, plate
+from tokenmix.report.runs import example_of, open_run
+
+MATRIX_BYTES = 24_000_000
+LONGEST = 256  # tokens of an input that nobody chose
+
+
+def write_inspection(
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    inputs: Inputs = None,
+    target: str | None = None,
+    png: bool = True,
+) -> Path:
+    """Look into a run: `out/index.html` and each figure as SVG and PNG beside it. By default `out` is `run/inspect`.
+
+    Without `inputs` the model reads an example of the task it was trained on, or an empty input.
+
+    >>> write_inspection("runs/scan", inputs="jump twice and walk left")
+    PosixPath('runs/scan/inspect/index.html')
+    """
+    run = Path(run)
+    model, tokenizer = open_run(run)
+    note = ""
+    if inputs is None:
+        inputs, target, note = _example(run, model, tokenizer)
+    sight = look(model, inputs, tokenizer=tokenizer, target=target, length=LONGEST)
+    if not sight.matrices:
+        raise ValueError(f"nothing to look into: the layer {model.config.layer!r} of {run} mixes no tokens")
+    folder = Path(out) if out is not None else run / "inspect"
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = list(drawable(model, sight))
+    plates = ""
+    for figure in drawn:
+        links = {}
+        for ending in ("svg", "png") if png else ("svg",):
+            try:
+                figure.save(folder / f"{figure.name}.{ending}")
+                links[ending.upper()] = f"{figure.name}.{ending}"
+            except ImportError:  # pillow comes with an extra; the page does without
+                continue
+        plates += plate(figure, links)
+    entry, cut = explorer_data(run.name, sight, MATRIX_BYTES)
+    data = {"matrices": figure_matrices(drawn), "explorers": {"run": [entry] if entry["matrices"] else []}}
+    cut = f'<div class="note"><p>To keep this page small, {escape(cut)}.</p></div>' if cut else ""
+    body = (
+        f'<header class="top"><p class="eyebrow">tokenmix inspect</p><h1>{escape(run.resolve().name)}</h1>'
+        f'<p class="lead"><code>{escape(_layer(model))}</code></p>{_facts(model, sight)}{note}</header>'
+        f'<main id="content"><section id="explore"><h2>What each token draws from</h2>'
+        f'<p class="sub">{escape(_shown(sight))} Pick sublayer, layer and head; point at a token, or at a row of the map, to see '
+        f"what it draws from. A click holds the token.</p>{cut}{explorer('run') if entry['matrices'] else ''}</section>"
+        f'<section id="figures"><h2>Figures of the papers</h2>{plates}</section>'
+        f'<section id="configuration"><h2>Configuration</h2><details><summary>config.json</summary>'
+        f"<pre>{escape(json.dumps(_config(model), indent=2, ensure_ascii=False))}</pre></details></section></main>"
+        "<footer><p>This page makes no network request.</p></footer>"
+    )
+    page_file = folder / "index.html"
+    page_file.write_text(page(f"{run.resolve().name} · tokenmix inspect", body, data), encoding="utf-8")
+    return page_file
+
+
+def drawable(model: Any, sight: Sight) -> Iterator[Figure]:
+    """Every figure that this model has something for."""
+    stacks = list(dict.fromkeys(matrix.stack for matrix in sight.matrices))
+    tries: list[Callable[[], Figure]] = []
+    for stack in stacks:
+        tries.append(lambda stack=stack: figures.remixer_memory(model, sight, stack=stack))
+        tries.append(lambda stack=stack: figures.spatial_matrices(model, sight, stack=stack))
+        tries.append(lambda stack=stack: figures.token_filters(model, sight, stack=stack))
+        if any(matrix.kind == "attention" for matrix in sight.pick(stack)):
+            tries.append(lambda stack=stack: figures.tiny_attention(model, sight, stack=stack))
+    if sight.grid is not None:
+        tries.append(lambda: figures.patch_filters(model, sight))
+    tries.append(lambda: figures.weight_histograms(model, sight))
+    tries += [lambda stack=stack: figures.attention_maps(model, sight, stack=stack) for stack in stacks]
+    if any(matrix.cross for matrix in sight.matrices):
+        tries.append(lambda: figures.attention_maps(model, sight, stack="decoder", cross=True))
+    names: set[str] = set()
+    for make in tries:
+        try:
+            figure = make()
+        except ValueError:  # this model has nothing for it
+            continue
+        if figure.name in names:  # the decoder's, after the encoder's
+            figure = figures.renamed(figure, f"{figure.name}-decoder")
+        names.add(figure.name)
+        yield figure
+
+
+def _example(run: Path, model: Any, tokenizer: Any) -> tuple[Inputs, str | None, str]:
+    """An example of the run's own task, with a word on where it is from."""
+    import yaml
+
+    try:
+        data = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")).get("data") or {}
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        data = {}
+    inputs, target = (None, None)
+    if data.get("task") and (tokenizer is not None or model.config.body == "vision"):
+        inputs, target = example_of(str(data["task"]), data.get("form"), None, data.get("folder"))
+    if inputs is not None:
+        option = "--image" if model.config.body == "vision" else "--text"
+        said = f"An example of the task {data['task']}; choose another with {option}."
+    else:
+        said = "No input was given and no example of the run's task is here: the model read an empty input."
+    return inputs, target, f'<div class="note"><p>{escape(said)}</p></div>'
+
+
+def _layer(model: Any) -> str:
+    config = model.config
+    other = getattr(config, "decoder_layer", None)
+    return config.layer if other in (None, config.layer) else f"{config.layer}; decoder: {other}"
+
+
+def _facts(model: Any, sight: Sight) -> str:
+    config = model.config
+    facts = {
+        "Body": config.body,
+        "Layers": config.layers,
+        "Width": config.d_model,
+        "Heads": config.heads,
+        "Parameters": short(sum(p.numel() for p in model.parameters())),
+        "Tokens read": f"{len(sight.tokens)}" + (f" + {len(sight.target)}" if sight.target else ""),
+    }
+    return (
+        '<dl class="facts">'
+        + "".join(f"<div><dt>{k}</dt><dd>{escape(plain(v))}</dd></div>" for k, v in facts.items())
+        + "</dl>"
+    )
+
+
+def _shown(sight: Sight) -> str:
+    if sight.grid is not None:
+        return f"An image of {sight.grid[0]} × {sight.grid[0]} patches."
+    text = " ".join(sight.tokens[:40]) + (" …" if len(sight.tokens) > 40 else "")
+    return f"“{text}”."
+
+
+def _config(model: Any) -> dict[str, Any]:
+    return json.loads(model.config.to_json_string())
