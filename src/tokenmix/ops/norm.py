@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -19,6 +20,7 @@ class _RmsNorm(torch.autograd.Function):
         return (x * r).mul_(weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         # LayerNorm's fused gradient at mean 0 is ours but for a term − r · mean(g w), which is put back
         x, weight, r = ctx.saved_tensors
@@ -34,7 +36,8 @@ class RMSNorm(nn.RMSNorm):
     """`nn.RMSNorm`, faster in eager mode on a CPU; elsewhere PyTorch's own, which compiled graphs fuse."""
 
     def forward(self, x: Tensor) -> Tensor:
-        plain = x.device.type != "cpu" or torch.compiler.is_compiling() or x.dtype != self.weight.dtype
-        if plain or not torch.is_grad_enabled():
+        plain = x.device.type != "cpu" or torch.compiler.is_compiling() or x.dtype != self.weight.dtype or x.dim() < 2
+        narrow = x.dtype in (torch.float16, torch.bfloat16)  # their sum of squares needs a wider type
+        if plain or narrow or not torch.is_grad_enabled():
             return super().forward(x)
         return _RmsNorm.apply(x, self.weight, self.eps)
