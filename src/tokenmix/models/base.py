@@ -146,8 +146,10 @@ class TokenmixModel(TokenmixPreTrainedModel):
         documents: Tensor | None,
         *,
         cache: MixingCache | None = None,
+        hidden_states: list[Tensor] | None = None,
         **context: Any,
     ) -> Tensor:
+        context["hidden_states"] = hidden_states
         if (ids is None) == (vectors is None):
             raise ValueError("give either input ids or input embeddings" + ("" if ids is None else ", not both"))
         given = ids if ids is not None else vectors
@@ -166,10 +168,16 @@ class TokenmixModel(TokenmixPreTrainedModel):
         if documents is not None:
             if cache is not None:
                 raise ValueError("packed documents (document_ids) cannot be decoded step by step")
+            if documents.shape != given.shape[:2]:
+                raise ValueError(
+                    f"document_ids must be [batch, length] = {list(given.shape[:2])}; got {list(documents.shape)}"
+                )
             packed = Unpacked(documents if mask is None else documents * mask)
             rows = [None if t is None else packed.split(t) for t in (ids, vectors, segments)]
-            x = self.embed(*rows, None)
-            return packed.join(stack(x, packed.mask, **context))
+            x = stack(self.embed(*rows, None), packed.mask, **context)
+            if hidden_states is not None:
+                hidden_states[:] = [packed.join(h) for h in hidden_states]
+            return packed.join(x)
         back = None
         if mask is not None and length > 1 and mask.shape[0] and (order := right_padded(mask)) is not None:
             forth, back = order
@@ -180,7 +188,11 @@ class TokenmixModel(TokenmixPreTrainedModel):
         x = stack(self.embed(ids, vectors, segments, positions), mask, cache=cache, **context)
         if cache is not None:
             cache.end()
-        return x if back is None else roll(x, back)
+        if back is None:
+            return x
+        if hidden_states is not None:
+            hidden_states[:] = [roll(h, back) for h in hidden_states]
+        return roll(x, back)
 
     def forward(
         self,
@@ -206,7 +218,8 @@ class TokenmixModel(TokenmixPreTrainedModel):
 
         `attention_mask` is True (or 1) for real tokens, padding on either side. `document_ids` marks packed documents
         (a number per document, 0 for padding). `past_key_values` is a :class:`MixingCache`. `return_mixing=True` adds
-        `mixing`, a list of :class:`MixingRecord`, one per sublayer.
+        `mixing`, a list of :class:`MixingRecord`, one per sublayer; its matrices count from the first real token of a
+        row, and every packed document is a row of its own.
         """
         records: list[MixingRecord] | None = [] if return_mixing else None
         hidden: list[Tensor] | None = [] if output_hidden_states else None
@@ -241,6 +254,10 @@ class TokenmixModel(TokenmixPreTrainedModel):
             )
             out = BaseModelOutputWithPast(last_hidden_state=states, past_key_values=cache, hidden_states=_tuple(hidden))
         else:
+            if document_ids is not None:
+                raise ValueError(
+                    "document_ids: a seq2seq model takes no packed documents; give it one pair of texts per row"
+                )
             encoder_hidden: list[Tensor] | None = [] if output_hidden_states else None
             if encoder_outputs is None:
                 memory = self.encode(
@@ -289,11 +306,12 @@ class EncoderOf(nn.Module):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         output_hidden_states: bool | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
         hidden: list[Tensor] | None = [] if output_hidden_states else None
-        states = self.owner.encode(input_ids, attention_mask, inputs_embeds, hidden_states=hidden)
+        states = self.owner.encode(input_ids, attention_mask, inputs_embeds, token_type_ids, hidden_states=hidden)
         return BaseModelOutputWithPast(last_hidden_state=states, hidden_states=_tuple(hidden))
 
 

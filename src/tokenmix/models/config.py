@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 from transformers import GenerationConfig, PreTrainedConfig
@@ -152,6 +153,10 @@ class TokenmixConfig(PreTrainedConfig):
         for name in ("d_model", "heads", "vocab_size", "max_length", "image_size", "patch_size", "channels"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a whole number >= 1; got {getattr(self, name)!r}")
+        for name in ("d_ff", "head_dim", "cross_heads", "cross_head_dim"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} must be a whole number >= 1, or None for its default; got {value!r}")
         for name in ("layers", "decoder_layers", "segments"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 0):
@@ -164,10 +169,18 @@ class TokenmixConfig(PreTrainedConfig):
             "label_smoothing",
             "classifier_dropout",
         ):
-            if not 0 <= getattr(self, name) < 1:
+            if not isinstance(getattr(self, name), (int, float)) or not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a number in [0, 1); got {getattr(self, name)!r}")
-        if self.z_loss < 0:
-            raise ValueError(f"z_loss must be >= 0; got {self.z_loss!r}")
+        for name in ("z_loss", "norm_eps"):
+            if not isinstance(getattr(self, name), (int, float)) or not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be a number >= 0; got {getattr(self, name)!r}")
+        for name in ("pad_token_id", "decoder_start_token_id"):  # the decoder's inputs are made of labels and these
+            value = getattr(self, name)
+            if self.body == "seq2seq" and (type(value) is not int or not 0 <= value < self.vocab_size):
+                raise ValueError(
+                    f"{name} of a seq2seq model must be in 0 … {self.vocab_size - 1} (vocab_size={self.vocab_size}); "
+                    f"got {value!r}"
+                )
         if self.body == "vision" and self.positions in ("relative", "sinusoidal"):
             raise ValueError(
                 f'positions={self.positions!r} is for text; vision takes "absolute", "relative_per_layer" or "none"'

@@ -54,7 +54,7 @@ def create_model(
     if isinstance(preset_or_config, str):
         config = preset_config(preset_or_config, **overrides)
     elif isinstance(preset_or_config, TokenmixConfig):
-        config = TokenmixConfig(**{**plain(preset_or_config), **overrides}) if overrides else preset_or_config
+        config = changed(preset_or_config, overrides) if overrides else preset_or_config
     else:
         raise TypeError(
             f"create_model takes a preset's name or a TokenmixConfig; got {type(preset_or_config).__name__}"
@@ -64,6 +64,21 @@ def create_model(
     elif head not in HEADS:
         raise unknown("head", head, HEADS)
     return HEADS[head](config)
+
+
+def changed(config: TokenmixConfig, overrides: dict[str, Any]) -> TokenmixConfig:
+    """The configuration with some options changed; what followed from a changed option follows it again.
+
+    A decoder that took its layer from the encoder still does when `layer` changes; new `num_labels` bring new names.
+    """
+    options = plain(config)
+    if "num_labels" in overrides and "id2label" not in overrides:
+        del options["id2label"], options["label2id"]
+    derived = [name for name in options if getattr(TokenmixConfig, name, 0) is None and options[name] is not None]
+    for name in derived:
+        if getattr(TokenmixConfig(**{**options, name: None}), name) == options[name]:
+            options[name] = None
+    return TokenmixConfig(**{**options, **overrides})
 
 
 def plain(config: TokenmixConfig) -> dict[str, Any]:

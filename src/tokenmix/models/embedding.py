@@ -13,7 +13,8 @@ from tokenmix.models.config import TokenmixConfig
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """sin and cos of positions at geometrically spaced frequencies, [..., width]  (Vaswani et al., 2017)."""
     half = (width + 1) // 2
-    rate = torch.exp(torch.arange(half, device=positions.device) * (-math.log(10000.0) / max(1, half - 1)))
+    place = torch.arange(half, device=positions.device, dtype=torch.promote_types(dtype, torch.float32))
+    rate = torch.exp(place * (-math.log(10000.0) / max(1, half - 1)))
     angle = positions[..., None] * rate
     return torch.cat([angle.sin(), angle.cos()], -1)[..., :width].to(dtype)
 

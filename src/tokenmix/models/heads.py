@@ -42,10 +42,10 @@ class TokenmixLM(TokenmixPreTrainedModel):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed.tokens.weight"}
 
-    def __init__(self, config: TokenmixConfig) -> None:
+    def __init__(self, config: TokenmixConfig, *, bias: bool = False) -> None:
         super().__init__(config)
         self.model = TokenmixModel(config)
-        self.lm_head = Output(config, config.vocab_size, std=0.02 if config.init == "bert" else None)
+        self.lm_head = Output(config, config.vocab_size, bias=bias, std=0.02 if config.init == "bert" else None)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.get_input_embeddings()
@@ -121,6 +121,8 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         *,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
@@ -134,6 +136,8 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
         body = self.model(
             input_ids,
             attention_mask,
+            token_type_ids=token_type_ids,
+            inputs_embeds=inputs_embeds,
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             decoder_inputs_embeds=decoder_inputs_embeds,
@@ -165,21 +169,23 @@ class TokenmixForCausalLM(TokenmixLM, Generates, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         *,
+        inputs_embeds: Tensor | None = None,
+        document_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        body = self.model(input_ids, attention_mask, **kwargs)
+        body = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, document_ids=document_ids, **kwargs)
         states = body.last_hidden_state
         logits = self.score(states[:, -logits_to_keep:] if logits_to_keep else states)
         loss = None
         if labels is not None:
             following = torch.cat([labels[:, 1:], labels.new_full((labels.shape[0], 1), IGNORED)], 1)
-            if (documents := kwargs.get("document_ids")) is not None:  # the last token of a document predicts nothing
-                ends = torch.ones_like(documents, dtype=torch.bool)
-                ends[:, :-1] = documents[:, 1:] != documents[:, :-1]
+            if document_ids is not None:  # the last token of a document predicts nothing
+                ends = torch.ones_like(document_ids, dtype=torch.bool)
+                ends[:, :-1] = document_ids[:, 1:] != document_ids[:, :-1]
                 following = following.masked_fill(ends, IGNORED)
             loss = self.loss(logits, following, num_items_in_batch)
         out = CausalLMOutputWithPast(
@@ -211,9 +217,8 @@ class TokenmixForMaskedLM(TokenmixLM):
     body = "encoder"
 
     def __init__(self, config: TokenmixConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, bias=True)
         self.transform = Transform(config) if config.head_transform else nn.Identity()
-        self.output_bias = nn.Parameter(torch.zeros(config.vocab_size))
         self.post_init()
 
     def forward(
@@ -221,13 +226,23 @@ class TokenmixForMaskedLM(TokenmixLM):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         *,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        document_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        body = self.model(input_ids, attention_mask, **kwargs)
-        logits = self.score(self.transform(body.last_hidden_state)) + self.output_bias
+        body = self.model(
+            input_ids,
+            attention_mask,
+            token_type_ids=token_type_ids,
+            inputs_embeds=inputs_embeds,
+            document_ids=document_ids,
+            **kwargs,
+        )
+        logits = self.score(self.transform(body.last_hidden_state))
         loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
         return _finish(MaskedLMOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict)
 
@@ -251,6 +266,7 @@ class TokenmixForSequenceClassification(TokenmixPreTrainedModel):
     """One label (or number) per text or pair of texts; pairs are told apart by `token_type_ids` where segments exist."""
 
     body = "encoder"
+    accepts_loss_kwargs = False  # the loss is a mean of its batch: Trainer divides by the accumulated batches
 
     def __init__(self, config: TokenmixConfig) -> None:
         super().__init__(config)
@@ -265,11 +281,21 @@ class TokenmixForSequenceClassification(TokenmixPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         *,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        document_ids: Tensor | None = None,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        body = self.model(input_ids, attention_mask, **kwargs)
+        body = self.model(
+            input_ids,
+            attention_mask,
+            token_type_ids=token_type_ids,
+            inputs_embeds=inputs_embeds,
+            document_ids=document_ids,
+            **kwargs,
+        )
         states = body.last_hidden_state
         if self.config.pool == "mean":
             pooled = _mean(states, attention_mask)
@@ -293,6 +319,7 @@ class TokenmixForQuestionAnswering(TokenmixPreTrainedModel):
     """Where an answer starts and ends: span prediction as BERT does SQuAD."""
 
     body = "encoder"
+    accepts_loss_kwargs = False  # the loss is a mean of its batch: Trainer divides by the accumulated batches
 
     def __init__(self, config: TokenmixConfig) -> None:
         super().__init__(config)
@@ -305,12 +332,22 @@ class TokenmixForQuestionAnswering(TokenmixPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         *,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        document_ids: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
-        body = self.model(input_ids, attention_mask, **kwargs)
+        body = self.model(
+            input_ids,
+            attention_mask,
+            token_type_ids=token_type_ids,
+            inputs_embeds=inputs_embeds,
+            document_ids=document_ids,
+            **kwargs,
+        )
         logits = self.span(body.last_hidden_state)
         if attention_mask is not None:  # no answer in the padding
             logits = logits.masked_fill(~attention_mask.bool()[..., None], torch.finfo(logits.dtype).min)
@@ -333,6 +370,7 @@ class TokenmixForImageClassification(TokenmixPreTrainedModel):
     """One label per image; soft labels (mixup) are taken as they are."""
 
     body = "vision"
+    accepts_loss_kwargs = False  # as for texts
     main_input_name = "pixel_values"
 
     def __init__(self, config: TokenmixConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 IGNORED = -100
 
@@ -33,10 +33,11 @@ def token_loss(
 
 def classification_loss(logits: Tensor, labels: Tensor, kind: str, label_smoothing: float = 0.0) -> Tensor:
     """`kind` as in Hugging Face: "regression", "single_label_classification" (soft labels too) or "multi_label_…"."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if kind == "regression":
-        return mse_loss(logits.squeeze(-1).float(), labels.view_as(logits.squeeze(-1)).float())
+        return mse_loss(logits.squeeze(-1), labels.view_as(logits.squeeze(-1)).to(logits.dtype))
     if kind == "multi_label_classification":
-        return torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), labels.float())
+        return binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
     if labels.is_floating_point():  # soft labels, as mixup makes them
-        return cross_entropy(logits.float(), labels.float(), label_smoothing=label_smoothing)
-    return cross_entropy(logits.float(), labels.long().view(-1), label_smoothing=label_smoothing)
+        return cross_entropy(logits, labels.to(logits.dtype), label_smoothing=label_smoothing)
+    return cross_entropy(logits, labels.long().view(-1), label_smoothing=label_smoothing)

@@ -117,9 +117,10 @@ def _cross_attention(cross: Expression, site: Site) -> Attention:
 def right_padded(mask: Tensor) -> tuple[Tensor, Tensor] | None:
     """Row indices that roll left padding to the right, and back; None where no row starts with padding.
 
-    Position 0 is the first real token. Inside a compiled graph the question cannot be asked, so rows are always rolled.
+    Position 0 is the first real token. Inside a compiled graph and on the meta device the question cannot be asked, so
+    that rows are always rolled.
     """
-    if not torch.compiler.is_compiling() and bool(mask[:, 0].all()):
+    if not torch.compiler.is_compiling() and not mask.is_meta and bool(mask[:, 0].all()):
         return None
     length = mask.shape[1]
     first = mask.long().argmax(-1, keepdim=True)

@@ -37,7 +37,7 @@ def names_of(config: TokenmixConfig, head: str, kind: str) -> dict[str, str]:
     if head == "masked_lm":
         names |= linear("transform.dense", "cls.predictions.transform.dense")
         names |= linear("transform.norm", "cls.predictions.transform.LayerNorm")
-        names["output_bias"] = "cls.predictions.decoder.bias"
+        names["lm_head.bias"] = "cls.predictions.decoder.bias"
         if not config.tie_embeddings:
             names["lm_head.weight"] = "cls.predictions.decoder.weight"
     elif head == "sequence_classification":

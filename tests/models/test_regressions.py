@@ -1,0 +1,158 @@
+"""Mistakes that were found once, each with the case that showed it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from tokenmix.models import TokenmixConfig, create_model
+from tokenmix.models.losses import classification_loss
+
+SIZES: dict[str, Any] = {"d_model": 16, "d_ff": 24, "heads": 4, "layers": 2, "vocab_size": 40, "max_length": 14}
+
+
+def left_padded() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    ids, mask = torch.randint(2, 40, (2, 8)), torch.ones(2, 8, dtype=torch.long)
+    mask[1, :3] = 0
+    return ids, mask
+
+
+@pytest.mark.parametrize("preset", ["bert-tiny", "lm-tiny", "t5-v1.1-tiny"])
+def test_the_vocabulary_can_grow_and_shrink(preset: str, tmp_path: Path) -> None:
+    model = create_model(preset).eval()
+    for size in (520, 100):
+        model.resize_token_embeddings(size, mean_resizing=False)
+        ids = torch.full((1, 4), size - 1)
+        assert model(ids, labels=ids).logits.shape == (1, 4, size)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert torch.equal(again(ids, labels=ids).logits, model(ids, labels=ids).logits)
+
+
+def test_hidden_states_stand_where_the_tokens_stood() -> None:
+    model = create_model(TokenmixConfig(body="encoder", layer="dot | mlp", **SIZES), head="none").eval()
+    ids, mask = left_padded()
+    for given in ({"attention_mask": mask}, {"document_ids": torch.tensor([[1, 1, 1, 1, 2, 2, 2, 0]] * 2)}):
+        out = model(ids, **given, output_hidden_states=True)
+        assert len(out.hidden_states) == 3
+        assert torch.equal(out.hidden_states[-1], out.last_hidden_state)
+        assert out.hidden_states[0].shape == (2, 8, 16)
+
+
+def test_packed_documents_are_refused_where_they_would_be_ignored() -> None:
+    ids, _ = left_padded()
+    model = create_model(TokenmixConfig(body="seq2seq", **SIZES))
+    with pytest.raises(ValueError, match="document_ids: a seq2seq model takes no packed documents"):
+        model(ids, labels=ids, document_ids=torch.ones_like(ids))
+    encoder = create_model(TokenmixConfig(body="encoder", **SIZES))
+    with pytest.raises(ValueError, match=r"document_ids must be \[batch, length\] = \[2, 8\]"):
+        encoder(ids, document_ids=torch.ones(2, 5))
+
+
+def test_options_that_followed_a_changed_one_follow_it_again() -> None:
+    config = TokenmixConfig(body="seq2seq", layer="dot | geglu", dropout=0.1, **SIZES)
+    changed = create_model(config, layer="random | geglu", layers=1, dropout=0.0, tie_embeddings=True).config
+    assert (changed.decoder_layer, changed.decoder_layers) == ("random | geglu", 1)
+    assert (changed.attention_dropout, changed.inner_dropout, changed.scale_output) == (0.0, 0.0, True)
+    own = TokenmixConfig(body="seq2seq", layer="dot | geglu", decoder_layer="dot | remix", **SIZES)
+    assert create_model(own, layer="random | geglu").config.decoder_layer == "dot | remix"
+    assert create_model(config, body="encoder").config.norm == "layer"
+
+
+def test_new_num_labels_bring_new_names(caplog: pytest.LogCaptureFixture) -> None:
+    config = TokenmixConfig(body="encoder", **SIZES)
+    model = create_model(config, head="sequence_classification", num_labels=5)
+    assert model.classifier.weight.shape == (5, 16)
+    assert model.config.id2label[4] == "LABEL_4"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("d_ff", 0), ("head_dim", 0), ("cross_heads", 0), ("cross_heads", -2), ("cross_head_dim", 0), ("dropout", "a"),
+        ("dropout", None), ("z_loss", "x"), ("norm_eps", -1.0), ("pad_token_id", 40), ("decoder_start_token_id", None),
+    ],
+)  # fmt: skip
+def test_impossible_sizes_are_named_not_replaced(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=option):
+        TokenmixConfig(**{"body": "seq2seq", **SIZES, option: value})
+
+
+def test_models_with_a_mask_run_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = create_model(TokenmixConfig(body="encoder", **SIZES))
+        out = model(torch.zeros(2, 6, dtype=torch.long), attention_mask=torch.ones(2, 6))
+    assert out.logits.shape == (2, 6, 40)
+
+
+def test_models_made_on_the_meta_device_can_be_initialised_later() -> None:
+    with torch.device("meta"):
+        model = create_model(TokenmixConfig(body="encoder", head_transform=True, segments=2, **SIZES))
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    model.apply(model._init_weights)
+    model.tie_weights()
+    assert not [name for name, parameter in model.named_parameters() if parameter.isnan().any()]
+
+
+@pytest.mark.parametrize("kind", ["regression", "single_label_classification", "multi_label_classification"])
+def test_losses_stay_in_float64(kind: str) -> None:
+    logits = torch.randn(3, 4, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 3]) if kind.startswith("single") else torch.rand(3, 4, dtype=torch.float64)
+    assert classification_loss(logits, labels, kind).dtype == torch.float64
+
+
+HEADS = ["masked_lm", "sequence_classification", "question_answering", "causal_lm"]
+
+
+def examples(head: str) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    rows = []
+    for i in range(4):
+        ids = torch.randint(2, 40, (8,))
+        labels: dict[str, Any] = {"labels": torch.where(torch.arange(8) < 8 - i, ids, -100)}
+        if head == "sequence_classification":
+            labels = {"labels": i % 2}
+        elif head == "question_answering":
+            labels = {"start_positions": i, "end_positions": i + 2}
+        rows.append({"input_ids": ids, **labels})
+    return rows
+
+
+def gradients(head: str, directory: Path, data: list[dict[str, Any]], **options: Any) -> dict[str, torch.Tensor]:
+    """What one step of SGD with learning rate 1 takes from every parameter."""
+    torch.manual_seed(0)
+    body = "decoder" if head == "causal_lm" else "encoder"
+    extra = {} if body == "decoder" else {"segments": 2}
+    model = create_model(TokenmixConfig(body=body, layer="dot | mlp", **SIZES, **extra), head=head)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    arguments = TrainingArguments(
+        output_dir=str(directory), max_steps=1, learning_rate=1.0, lr_scheduler_type="constant", optim="sgd",
+        max_grad_norm=0.0, report_to=[], save_strategy="no", use_cpu=True, seed=0, disable_tqdm=True,
+        dataloader_pin_memory=False, **options,
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=data).train()
+    return {name: before[name] - p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_accumulated_batches_weigh_as_one(head: str, tmp_path: Path) -> None:
+    data = examples(head)
+    whole = gradients(head, tmp_path, data, per_device_train_batch_size=4)
+    parts = gradients(head, tmp_path, data, per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    for name, value in whole.items():
+        assert torch.allclose(value, parts[name], atol=1e-5), name
+
+
+def test_trainer_hands_segments_to_the_model(tmp_path: Path) -> None:
+    data = [{**row, "token_type_ids": torch.arange(8) // 4} for row in examples("sequence_classification")]
+    taken = gradients("sequence_classification", tmp_path, data, per_device_train_batch_size=4)
+    assert taken["model.embed.segments.weight"][1].abs().max() > 0
