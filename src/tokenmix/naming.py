@@ -16,6 +16,13 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
     "unknown mixer 'randm'; did you mean 'random'? Known: dot, random"
     """
     known = sorted(known)
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
+    near = nearest(name, known)
+    hint = f"; did you mean {near!r}?" if near is not None else "."
     return ValueError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """The known name that ``name`` was probably meant to be, whatever its case; None where none is near."""
+    by_case = {choice.lower(): choice for choice in known}
+    near = difflib.get_close_matches(str(name).lower(), by_case, n=1, cutoff=0.5)
+    return by_case[near[0]] if near else None

@@ -25,20 +25,30 @@ from typing import Any, ClassVar, TypeVar
 from torch import nn
 
 from tokenmix.mixers.site import Site
-from tokenmix.naming import unknown
+from tokenmix.naming import nearest, unknown
 
 # ---------------------------------------------------------------------------------------------- options and checks
 
 
 @dataclass(frozen=True)
 class Check:
-    """What an option accepts: a predicate and the words for it. Checks combine with `|`."""
+    """What an option accepts: a predicate, the words for it, and the accepted value nearest to a wrong one.
+
+    Checks combine with `|`.
+    """
 
     accepts: Callable[[Any], bool]
     words: str
+    suggest: Callable[[Any], Any] = lambda value: None
 
     def __or__(self, other: Check) -> Check:
-        return Check(lambda value: self.accepts(value) or other.accepts(value), f"{self.words} or {other.words}")
+        def suggest(value: Any) -> Any:
+            near = self.suggest(value)
+            return other.suggest(value) if near is None else near
+
+        return Check(
+            lambda value: self.accepts(value) or other.accepts(value), f"{self.words} or {other.words}", suggest
+        )
 
 
 def _literal(value: Any) -> str:
@@ -52,12 +62,21 @@ def _literal(value: Any) -> str:
 def one_of(*values: Any) -> Check:
     """Exactly one of these values (and of the same type: True is not 1)."""
     words = ", ".join(_literal(value) for value in values)
-    return Check(lambda v: any(type(v) is type(value) and v == value for value in values), f"one of {words}")
+    texts = [value for value in values if isinstance(value, str)]
+    return Check(
+        lambda v: any(type(v) is type(value) and v == value for value in values),
+        f"one of {words}",
+        lambda v: nearest(v, texts) if isinstance(v, str) else None,
+    )
 
 
 def whole(low: int) -> Check:
     """A whole number of at least `low`."""
-    return Check(lambda v: type(v) is int and v >= low, f"a whole number >= {low}")
+    return Check(
+        lambda v: type(v) is int and v >= low,
+        f"a whole number >= {low}",
+        lambda v: max(low, round(v)) if type(v) in (int, float) and math.isfinite(v) else None,
+    )
 
 
 def between(low: float, high: float, *, below: bool = False) -> Check:
@@ -65,6 +84,9 @@ def between(low: float, high: float, *, below: bool = False) -> Check:
     return Check(
         lambda v: type(v) in (int, float) and low <= v and (v < high if below else v <= high),
         f"a number in [{low:g}, {high:g}{')' if below else ']'}",
+        lambda v: (
+            low if type(v) in (int, float) and v < low else high if type(v) in (int, float) and v > high else None
+        ),
     )
 
 
@@ -123,9 +145,14 @@ class Sublayer(Expression):
         for f in fields(self):  # type: ignore[arg-type]
             value, check = getattr(self, f.name), f.metadata["check"]
             if not check.accepts(value):
-                raise ValueError(f"{self.name}({f.name}={_literal(value)}): {f.name} must be {check.words}")
+                near = check.suggest(value)
+                hint = "" if near is None or not check.accepts(near) else f"; did you mean {_literal(near)}?"
+                raise ValueError(f"{self.name}({f.name}={_literal(value)}): {f.name} must be {check.words}{hint}")
             if type(f.default) is float and type(value) is int:  # alpha=1 and alpha=1.0 are one expression
-                object.__setattr__(self, f.name, float(value))
+                value = float(value)
+                object.__setattr__(self, f.name, value)
+            if value == 0 and type(value) is float:  # so are 0 and -0
+                object.__setattr__(self, f.name, 0.0)
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
@@ -167,6 +194,7 @@ class Mix(Sublayer):
     name: ClassVar[str] = "mix"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "terms", tuple(self.terms))
         if self.alpha not in ALPHA_RULES:
             raise unknown("rule for mix(alpha=…)", self.alpha, ALPHA_RULES)
         for term in self.terms:
@@ -193,6 +221,13 @@ class Layer(Expression):
     """Sublayers in sequence, each wrapped in norm and residual (the ψ of the Remixer paper)."""
 
     parts: tuple[Sublayer, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple(self.parts))
+        if strangers := [part for part in self.parts if not isinstance(part, Sublayer)]:
+            raise ValueError(f"a layer is made of sublayers, such as Dot() or Mlp(); got {strangers[0]!r}")
+        if not self.parts:
+            raise ValueError("a layer has at least one sublayer; got none")
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
@@ -269,20 +304,24 @@ def parse(text: str | Expression) -> Expression:
     if isinstance(text, Expression):
         return text
     if not isinstance(text, str):
-        raise ValueError(f"a layer expression is text such as 'random + dot | geglu'; got {type(text).__name__}")
+        raise ValueError(
+            f"a layer expression is text such as 'random + dot | geglu'; got {type(text).__name__}. {_known()}"
+        )
     source = " ".join(text.split())
     if not source:
-        raise ValueError(f"empty layer expression; known mixers: {', '.join(sorted(REGISTRY))}")
+        raise ValueError(f"empty layer expression; one is, for instance, 'random + dot | geglu'. {_known()}")
     strange = next((c for c in source if not c.isascii() or not c.isprintable() or c in "#;\\"), None)
     if strange is not None:
-        raise ValueError(f"character {strange!r} has no place in a layer expression: {source[:80]!r}")
+        raise ValueError(f"character {strange!r} has no place in a layer expression: {source[:80]!r}. {_known()}")
     if len(source) > LONGEST:
         raise ValueError(f"layer expression of {len(source)} characters; at most {LONGEST} are read")
     try:
         tree = ast.parse(source, mode="eval").body
         return _read(tree, source)
     except SyntaxError as error:
-        raise ValueError(f"cannot read the layer expression {source!r}: {error.msg} at column {error.offset}") from None
+        raise ValueError(
+            f"cannot read the layer expression {source!r}: {error.msg} at column {error.offset}. {_known()}"
+        ) from None
     except (RecursionError, MemoryError):
         raise ValueError(f"the layer expression nests too deeply: {source[:80]!r}…") from None
 
@@ -295,7 +334,6 @@ def _read(node: ast.expr, source: str) -> Expression:
                 operands.append(node.right)
                 node = node.left
             parts = [_read(part, source) for part in reversed([*operands, node])]
-            result = parts[0]
             if isinstance(op, ast.BitOr):
                 return Layer(tuple(sublayer for part in parts for sublayer in part.sublayers))
             return Mix(tuple(term for part in parts for term in _terms(part)))
@@ -314,10 +352,13 @@ def _read(node: ast.expr, source: str) -> Expression:
                 raise ValueError(f"options are given by name: {hint}; got {ast.unparse(node)}")
             return kind(**_options(name, keywords, known))
         case _:
-            raise ValueError(
-                f"cannot read {ast.unparse(node)!r} in the layer expression {source!r}; it is made of mixers, '|', '+', "
-                f"brackets and options by name. Known mixers: {', '.join(sorted(REGISTRY))}"
-            )
+            raise ValueError(f"cannot read {ast.unparse(node)!r} in the layer expression {source!r}. {_known()}")
+
+
+def _known() -> str:
+    """What an expression is made of, for whoever wrote one that is not."""
+    mixers = ", ".join(sorted(REGISTRY))
+    return f"It is made of mixers, '|', '+', brackets and options by name. Known mixers: {mixers}"
 
 
 def _lookup(name: str) -> type[Sublayer]:

@@ -1,0 +1,67 @@
+"""Mistakes that were found once, each with the case that showed it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tokenmix.mixers import Dot, Layer, Mix, Random, Remix, parse
+from tokenmix.ops.norm import RMSNorm
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('gmlp(gate="splt")', 'did you mean "split"'),
+        ('remix(alpha="scaler")', 'did you mean "scalar"'),
+        ("remix(alpha=1.5)", "did you mean 1"),
+        ("linformer(k=0)", "did you mean 1"),
+        ("DOT", "did you mean 'dot'"),
+    ],
+)
+def test_wrong_values_get_the_nearest_right_one(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["", "dot |", "dot ++ mlp", "dot; mlp", "dot.x", 3, None])
+def test_whatever_cannot_be_read_lists_what_exists(text: Any) -> None:
+    with pytest.raises(ValueError, match="Known mixers: bag_of_words, conv_relu, dense, dot"):
+        parse(text)
+
+
+def test_equal_expressions_print_alike_and_hash() -> None:
+    assert str(parse("remix(alpha=-0.0)")) == str(Remix(alpha=0)) == "remix(alpha=0.0)"
+    listed = Mix([Random(), Dot()])  # type: ignore[arg-type]
+    assert listed == Random() + Dot()
+    assert hash(listed) == hash(Random() + Dot())
+
+
+@pytest.mark.parametrize("parts", [(), (3,), (Dot() | Dot(),)])
+def test_a_layer_is_made_of_sublayers(parts: Any) -> None:
+    with pytest.raises(ValueError, match="sublayer"):
+        Layer(parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rms_norm_of_large_half_precision_values(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(4, 7, 64) * 200).to(dtype).requires_grad_()
+    y = RMSNorm(64, eps=1e-6).to(dtype)(x)
+    exact = torch.nn.RMSNorm(64, eps=1e-6).double()(x.double())
+    assert torch.allclose(y.double(), exact, atol=0, rtol=2 * torch.finfo(dtype).eps)
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+def test_rms_norm_of_one_vector_and_its_second_derivative() -> None:
+    norm, x = RMSNorm(8, eps=1e-6), torch.randn(8, requires_grad=True)
+    norm(x).sum().backward()
+    assert x.grad is not None
+    rows = torch.randn(2, 8, requires_grad=True)
+    (slope,) = torch.autograd.grad(norm(rows).square().sum(), rows, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):  # rather than a wrong number
+        slope.sum().backward()
