@@ -19,7 +19,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
         return [low]
     raw = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.99)
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.8)
     first = math.ceil(low / step - 1e-9)
     return [round(k * step, 12) for k in range(first, math.floor(high / step + 1e-9) + 1)]
 

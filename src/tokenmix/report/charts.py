@@ -61,10 +61,11 @@ def values_of(run: Mapping[str, Any], what: str, metric: str) -> list[tuple[floa
 def curves(
     models: Sequence[Mapping[str, Any]], what: str, metric: str, higher: bool
 ) -> tuple[Scene, dict[str, Any]] | None:
-    """Loss or metric over steps: a thick line for the mean of a model's seeds, thin ones for each. None without points."""
+    """Loss or metric over steps: a thick line for the mean of the seeds, thin ones for each. None without points."""
     drawn: list[tuple[int, str, list[list[tuple[float, float]]], list[tuple[float, float]]]] = []
     for number, model in enumerate(models):
-        seeds = [points for run in model["runs"] if (points := values_of(run, what, metric))]
+        done = [run for run in model["runs"] if run.get("status") == "done"] or model["runs"]
+        seeds = [points for run in done if (points := values_of(run, what, metric))]
         at: dict[float, list[float]] = defaultdict(list)
         for points in seeds:
             for step, value in points:
@@ -172,8 +173,8 @@ def seeds_strip(
 
 def legend(models: Sequence[Mapping[str, Any]]) -> str:
     """Buttons that hide and show a model in the charts of a section."""
-    buttons = "".join(
-        f'<button type="button" data-series="{number}" aria-pressed="true">{swatch(number, line=True)}{escape(str(m["name"]))}</button>'
-        for number, m in enumerate(models)
-    )
+    buttons = ""
+    for number, model in enumerate(models):
+        inside = swatch(number, line=True) + escape(str(model["name"]))
+        buttons += f'<button type="button" data-series="{number}" aria-pressed="true">{inside}</button>'
     return f'<div class="legend" role="group" aria-label="Models shown">{buttons}</div>'

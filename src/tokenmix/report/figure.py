@@ -92,8 +92,10 @@ class Figure:
         if path.suffix.lower() not in FORMATS:
             raise ValueError(f"cannot tell how to write {str(path)!r}: a figure is saved as {', '.join(FORMATS)}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        content = {".svg": self.svg, ".png": self.png, ".html": self.html}[path.suffix.lower()]()
-        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+        if path.suffix.lower() == ".png":
+            path.write_bytes(self.png())
+        else:
+            path.write_text(self.html() if path.suffix.lower() == ".html" else self.svg(), encoding="utf-8")
         return path
 
     def _repr_svg_(self) -> str:
@@ -150,8 +152,8 @@ def _lay_out(figure: Figure, heading: bool = True) -> Scene:
     if figure.xlabel:
         shapes.append(Text(side + wide * cell_width / 2, bottom + 10, figure.xlabel, NORMAL, "middle"))
         bottom += 18
-    shapes += _legend(everything, side + 4, bottom + 8, figure.unit)
-    return Scene(round(width), round(bottom + 30), shapes, figure.title)
+    legend = _legend(everything, side + 4, bottom + 8, figure.unit)
+    return Scene(round(width), round(bottom + (30 if legend else 4)), shapes + legend, figure.title)
 
 
 def _square(panels: list[Panel]) -> bool:
@@ -169,7 +171,7 @@ def _panel(panel: Panel, x: float, y: float, width: float, height: float, key: s
         width, height = cell * columns, cell * rows
     shapes.append(Raster(x, y, width, height, colours.levels(panel.values, low, high), kind, key))
     shapes.append(Box(x, y, width, height, stroke="line"))
-    bound = f"max {short(high)}" if kind == "sequential" else f"±{short(high)}"
+    bound = f"0 – {short(high)}" if kind == "sequential" else f"±{short(high)}"
     title = _text_width(panel.title, 11)
     if title + _text_width(bound, 9) + 8 < width:
         shapes.append(Text(x + width, y - 6, bound, 9, "end", "muted"))
@@ -225,7 +227,7 @@ def _legend(panels: list[Panel], x: float, y: float, unit: str) -> list[Shape]:
     kinds = {colours.limits(panel.values)[0] for panel in panels}
     shapes = []
     for kind in sorted(kinds, reverse=True):
-        ends = ("0", "panel's max") if kind == "sequential" else ("−max", "+max")
+        ends = ("0", "end of the panel's scale") if kind == "sequential" else ("−", "+ end of the panel's scale")
         start = x + _text_width(ends[0], SMALL) + 6
         shapes += [
             Text(start - 6, y + 9, ends[0], SMALL, "end", "muted"),

@@ -19,7 +19,6 @@ Each takes a model and, where it matters, an input — a text, a pair of texts, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -353,7 +352,8 @@ def _seen(matrix: Matrix) -> np.ndarray:
     """The entries that a token can draw on: all, or those up to the token itself in a decoder."""
     values = matrix.values
     if matrix.stack == "decoder" and not matrix.cross:
-        return values[:, np.tri(*values.shape[1:], dtype=bool)].ravel()
+        seen = np.tri(*values.shape[1:], dtype=np.bool_)
+        return values[np.broadcast_to(seen, values.shape)]
     return values.ravel()
 
 
@@ -365,8 +365,3 @@ def _histogram(title: str, start: Matrix, now: Matrix) -> Lines:
     parts = {"at initialisation": old, "now": new}
     series = {name: np.histogram(part, edges)[0] / part.size for name, part in parts.items()}
     return Lines(title, edges, series, steps=True, log=True)
-
-
-def renamed(figure: Figure, name: str) -> Figure:
-    """The same figure under another name, for a page that shows it of two stacks."""
-    return replace(figure, name=name)

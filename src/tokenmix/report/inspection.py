@@ -1,9 +1,11 @@
-"""The page of one run: every figure of the papers that the model has something for, and its matrices to look through."""
+"""The page of one run: every figure of the papers that the model has something for, and its matrices to go through."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -62,8 +64,9 @@ def write_inspection(
         f'<header class="top"><p class="eyebrow">tokenmix inspect</p><h1>{escape(run.resolve().name)}</h1>'
         f'<p class="lead"><code>{escape(_layer(model))}</code></p>{_facts(model, sight)}{note}</header>'
         f'<main id="content"><section id="explore"><h2>What each token draws from</h2>'
-        f'<p class="sub">{escape(_shown(sight))} Pick sublayer, layer and head; point at a token, or at a row of the map, to see '
-        f"what it draws from. A click holds the token.</p>{cut}{explorer('run') if entry['matrices'] else ''}</section>"
+        f'<p class="sub">{escape(_shown(sight))} Pick sublayer, layer and head; point at a token, or at a row of '
+        f"the map, to see what it draws from. A click holds the token.</p>"
+        f"{cut}{explorer('run') if entry['matrices'] else ''}</section>"
         f'<section id="figures"><h2>Figures of the papers</h2>{plates}</section>'
         f'<section id="configuration"><h2>Configuration</h2><details><summary>config.json</summary>'
         f"<pre>{escape(json.dumps(_config(model), indent=2, ensure_ascii=False))}</pre></details></section></main>"
@@ -77,19 +80,19 @@ def write_inspection(
 def drawable(model: Any, sight: Sight) -> Iterator[Figure]:
     """Every figure that this model has something for."""
     stacks = list(dict.fromkeys(matrix.stack for matrix in sight.matrices))
+    shared = any(matrix.persistent and "remix" not in matrix.terms() for matrix in sight.matrices)
+    # what every input shares is shown at full length, not cut to this text
+    whole = look(model, None, length=LONGEST) if shared and sight.grid is None else sight
     tries: list[Callable[[], Figure]] = []
     for stack in stacks:
-        tries.append(lambda stack=stack: figures.remixer_memory(model, sight, stack=stack))
-        tries.append(lambda stack=stack: figures.spatial_matrices(model, sight, stack=stack))
-        tries.append(lambda stack=stack: figures.token_filters(model, sight, stack=stack))
-        if any(matrix.kind == "attention" for matrix in sight.pick(stack)):
-            tries.append(lambda stack=stack: figures.tiny_attention(model, sight, stack=stack))
-    if sight.grid is not None:
-        tries.append(lambda: figures.patch_filters(model, sight))
-    tries.append(lambda: figures.weight_histograms(model, sight))
-    tries += [lambda stack=stack: figures.attention_maps(model, sight, stack=stack) for stack in stacks]
-    if any(matrix.cross for matrix in sight.matrices):
-        tries.append(lambda: figures.attention_maps(model, sight, stack="decoder", cross=True))
+        tries.append(partial(figures.remixer_memory, model, sight, stack=stack))
+        if shared:
+            tries.append(partial(figures.spatial_matrices, model, whole, stack=stack))
+            tries.append(partial(figures.token_filters, model, whole, stack=stack))
+        tries.append(partial(figures.tiny_attention, model, sight, stack=stack))
+    tries += [partial(figures.patch_filters, model, sight), partial(figures.weight_histograms, model, sight)]
+    tries += [partial(figures.attention_maps, model, sight, stack=stack) for stack in stacks]
+    tries.append(partial(figures.attention_maps, model, sight, stack="decoder", cross=True))
     names: set[str] = set()
     for make in tries:
         try:
@@ -97,7 +100,7 @@ def drawable(model: Any, sight: Sight) -> Iterator[Figure]:
         except ValueError:  # this model has nothing for it
             continue
         if figure.name in names:  # the decoder's, after the encoder's
-            figure = figures.renamed(figure, f"{figure.name}-decoder")
+            figure = replace(figure, name=f"{figure.name}-decoder", title=f"{figure.title}, decoder")
         names.add(figure.name)
         yield figure
 

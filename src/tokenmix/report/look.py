@@ -170,7 +170,9 @@ def _tokens(
     if inputs is None:
         count = min(length or config.max_length, config.max_length)
         return torch.zeros(1, count, dtype=torch.long), None, tuple(str(place + 1) for place in range(count))
-    texts = [inputs] if isinstance(inputs, str) else inputs
+    if isinstance(inputs, Path):
+        raise ValueError(f"a model with the body {config.body!r} reads text, not the image {str(inputs)!r}")
+    texts: Any = [inputs] if isinstance(inputs, str) else inputs
     if not isinstance(texts, Tensor) and all(isinstance(text, str) for text in texts):
         if tokenizer is None:
             raise ValueError("a text needs a tokenizer: pass tokenizer=…, or token ids instead of the text")

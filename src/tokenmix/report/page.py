@@ -154,7 +154,7 @@ def explorer_data(name: str, sight: Sight, budget: int) -> tuple[dict[str, Any],
 
 
 def fitted(matrices: Sequence[Matrix], budget: int) -> tuple[list[tuple[Matrix, bool]], str]:
-    """All matrices, or the mean of their heads, or that of the first, middle and last layers: what fits `budget` bytes."""
+    """All matrices, or the mean of their heads, or that of three layers: what fits `budget` bytes."""
     whole = [(matrix, False) for matrix in matrices]
     means = [(matrix, matrix.heads > 1) for matrix in matrices]
     depth = max((matrix.layer for matrix in matrices), default=1)
@@ -234,5 +234,6 @@ def figure_page(figures: Sequence[Figure], title: str, lead: str = "") -> str:
     """Figures as a page of their own."""
     plates = "".join(plate(figure) for figure in figures)
     intro = f'<p class="lead">{escape(lead)}</p>' if lead else ""
-    body = f'<header class="top"><h1>{escape(title)}</h1>{intro}</header><main id="content"><section>{plates}</section></main>'
+    main = f'<main id="content"><section>{plates}</section></main>'
+    body = f'<header class="top"><h1>{escape(title)}</h1>{intro}</header>{main}'
     return page(title, body, {"matrices": figure_matrices(figures)})

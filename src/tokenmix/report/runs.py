@@ -47,7 +47,7 @@ def open_run(folder: str | Path) -> tuple[Any, Any]:
 def example_of(
     task: str, form: str | None = None, split: str | None = None, data: Any = None
 ) -> tuple[Inputs, str | None]:
-    """An example to look at a model with: input and target of a task, short enough to read. (None, None) without data."""
+    """Input and target of an example of a task, short enough to read; (None, None) without data."""
     from tokenmix.data.task import get_task
 
     try:

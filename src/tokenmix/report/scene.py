@@ -195,12 +195,12 @@ def _place(shape: Any) -> str:
 
 def _outline(mark: Mark) -> list[tuple[float, float]]:
     r = mark.size
-    corners = {
+    shapes: dict[str, list[tuple[float, float]]] = {
         "square": [(-1, -1), (1, -1), (1, 1), (-1, 1)],
         "diamond": [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)],
         "triangle": [(0, -1.25), (1.2, 0.95), (-1.2, 0.95)],
-    }.get(mark.shape, [])
-    return [(mark.x + dx * r * 0.9, mark.y + dy * r * 0.9) for dx, dy in corners]
+    }
+    return [(mark.x + dx * r * 0.9, mark.y + dy * r * 0.9) for dx, dy in shapes.get(mark.shape, [])]
 
 
 # ------------------------------------------------------------------------------------------------------------ PNG

@@ -132,8 +132,10 @@
     numbers.set(packed, values);
     return values;
   };
-  const limits = (values) => {
-    let low = 0, high = 0;
+  const limits = (values, rows = 1, columns = 0) => {
+    let low = 0, high = 0, causal = rows === columns && rows > 4;
+    for (let i = 0; causal && i < rows; i++) for (let j = i + 1; j < columns; j++) if (values[i * columns + j]) causal = false;
+    if (causal) values = values.subarray(2 * columns); // the first rows have nobody else to draw from
     for (const v of values) { if (v < low) low = v; if (v > high) high = v; }
     const top = Math.max(-low, high) || 1;
     return low < 0 ? ["diverging", -top, top] : ["sequential", 0, top];
@@ -195,7 +197,7 @@
     let drawn = null;
     const draw = () => {
       const { rows, columns, values } = current(), m = matrix(), names = [model().tokens[m.rows], model().tokens[m.columns]];
-      const colours = limits(values), style = getComputedStyle(root), ratio = devicePixelRatio || 1;
+      const colours = limits(values, rows, columns), style = getComputedStyle(root), ratio = devicePixelRatio || 1;
       const room = Math.min(432, root.querySelector(".views").clientWidth);
       const context = canvas.getContext("2d");
       context.font = "11px " + style.fontFamily;
