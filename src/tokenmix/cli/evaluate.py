@@ -16,9 +16,12 @@ from tokenmix.cli import app
 
 @app.command()
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, checkpoints or Hugging Face folders.", show_default=False)],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, checkpoints or Hugging Face folders.", show_default=False)
+    ],
     task: Annotated[
-        Optional[list[str]], typer.Option("--task", "-t", help="Task or mixture, any number; default: what the run was trained on.")
+        Optional[list[str]],
+        typer.Option("--task", "-t", help="Task or mixture, any number; default: what the run was trained on."),
     ] = None,
     split: Annotated[Optional[str], typer.Option(help="Split; default: the task's own.")] = None,
     data: Annotated[Optional[Path], typer.Option(help="Folder of local data; default: $TOKENMIX_DATA.")] = None,
@@ -28,7 +31,9 @@ def evaluate(
     length_penalty: Annotated[float, typer.Option(help="Of beam search.")] = 1.0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
-    predictions: Annotated[Optional[Path], typer.Option(help="Write inputs, targets and predictions here, as JSON lines.")] = None,
+    predictions: Annotated[
+        Optional[Path], typer.Option(help="Write inputs, targets and predictions here, as JSON lines.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Evaluate RUNS on tasks.

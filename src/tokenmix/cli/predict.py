@@ -21,7 +21,9 @@ def predict(
     file: Annotated[Optional[Path], typer.Option("--file", "-f", help="Read lines from here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line: input and prediction.")] = False,
     batch_size: Annotated[int, typer.Option(help="Lines answered together.")] = 64,
-    max_tokens: Annotated[Optional[int], typer.Option(help="Longest answer in tokens; default: what the model takes.")] = None,
+    max_tokens: Annotated[
+        Optional[int], typer.Option(help="Longest answer in tokens; default: what the model takes.")
+    ] = None,
     beams: Annotated[int, typer.Option(help="Beams.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="Of beam search.")] = 1.0,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False,
@@ -46,7 +48,9 @@ def predict(
     answerer = Answerer(run, device=device, max_new_tokens=max_tokens, seed=seed, **decoding)
     for lines in _batches(_lines(text, file), batch_size if text or file or not sys.stdin.isatty() else 1):
         for line, answer in zip(lines, answerer(lines)):
-            typer.echo(json.dumps({"input": line, "prediction": answer}, ensure_ascii=False) if as_json else str(answer))
+            typer.echo(
+                json.dumps({"input": line, "prediction": answer}, ensure_ascii=False) if as_json else str(answer)
+            )
         sys.stdout.flush()
 
 

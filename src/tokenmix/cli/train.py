@@ -16,12 +16,22 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 @app.command()
 def train(
-    model: Annotated[Optional[str], typer.Option("--model", "-m", help="Preset (`tokenmix models` lists them).")] = None,
-    layer: Annotated[Optional[str], typer.Option("--layer", "-l", help="Layer expression, such as `random + dot | remix`.")] = None,
-    task: Annotated[Optional[str], typer.Option("--task", "-t", help="Task, mixture, file:…, images:… or shards:FOLDER.")] = None,
+    model: Annotated[
+        Optional[str], typer.Option("--model", "-m", help="Preset (`tokenmix models` lists them).")
+    ] = None,
+    layer: Annotated[
+        Optional[str], typer.Option("--layer", "-l", help="Layer expression, such as `random + dot | remix`.")
+    ] = None,
+    task: Annotated[
+        Optional[str], typer.Option("--task", "-t", help="Task, mixture, file:…, images:… or shards:FOLDER.")
+    ] = None,
     out: Annotated[Optional[Path], typer.Option("--out", "-o", help="Run folder.")] = None,
-    config: Annotated[Optional[Path], typer.Option("--config", "-c", help="YAML or JSON file; options lie above it.")] = None,
-    preset: Annotated[Optional[str], typer.Option(help="Training settings of a paper's table, such as `gmlp-mlm`.")] = None,
+    config: Annotated[
+        Optional[Path], typer.Option("--config", "-c", help="YAML or JSON file; options lie above it.")
+    ] = None,
+    preset: Annotated[
+        Optional[str], typer.Option(help="Training settings of a paper's table, such as `gmlp-mlm`.")
+    ] = None,
     steps: Annotated[Optional[int], typer.Option(help="Budget in steps (default 3000).")] = None,
     epochs: Annotated[Optional[float], typer.Option(help="Budget in epochs.")] = None,
     tokens: Annotated[Optional[float], typer.Option(help="Budget in tokens, such as 1e6.")] = None,
@@ -33,39 +43,55 @@ def train(
     optimizer: Annotated[Optional[str], typer.Option(help="adamw or adafactor.")] = None,
     schedule: Annotated[Optional[str], typer.Option(help="constant, linear, cosine or inverse_sqrt.")] = None,
     warmup: Annotated[Optional[float], typer.Option(help="Steps, or a share below 1.")] = None,
-    weights: Annotated[Optional[str], typer.Option(help="Start from the weights of a run or Hugging Face folder.")] = None,
+    weights: Annotated[
+        Optional[str], typer.Option(help="Start from the weights of a run or Hugging Face folder.")
+    ] = None,
     body: Annotated[Optional[str], typer.Option(help="With --layer: seq2seq, encoder, decoder or vision.")] = None,
     d_model: Annotated[Optional[int], typer.Option(help="Width.")] = None,
     d_ff: Annotated[Optional[int], typer.Option(help="Width of the feed-forward.")] = None,
     heads: Annotated[Optional[int], typer.Option(help="Attention heads.")] = None,
     layers: Annotated[Optional[int], typer.Option(help="Layers (of encoder and decoder each).")] = None,
-    max_length: Annotated[Optional[int], typer.Option(help="Longest sequence of the model; by default what the data needs.")] = None,
+    max_length: Annotated[
+        Optional[int], typer.Option(help="Longest sequence of the model; by default what the data needs.")
+    ] = None,
     dropout: Annotated[Optional[float], typer.Option(help="Dropout.")] = None,
     data: Annotated[Optional[Path], typer.Option(help="Folder of local data; default: $TOKENMIX_DATA.")] = None,
     tokenizer: Annotated[Optional[str], typer.Option(help="Folder, file or Hub name; or word, unigram, bpe.")] = None,
     vocab: Annotated[Optional[int], typer.Option(help="Size of a tokenizer made from the task.")] = None,
     form: Annotated[Optional[str], typer.Option(help="text, classify, span, document or image.")] = None,
-    objective: Annotated[Optional[str], typer.Option(help="span_corruption, masked_lm, causal_lm, joined_causal_lm.")] = None,
+    objective: Annotated[
+        Optional[str], typer.Option(help="span_corruption, masked_lm, causal_lm, joined_causal_lm.")
+    ] = None,
     max_input: Annotated[Optional[int], typer.Option(help="Longest input in tokens; longer ones are cut.")] = None,
     max_target: Annotated[Optional[int], typer.Option(help="Longest target in tokens.")] = None,
     limit: Annotated[Optional[int], typer.Option(help="Train on the first so many examples.")] = None,
     workers: Annotated[Optional[int], typer.Option(help="Processes that make batches.")] = None,
-    validate_every: Annotated[Optional[int], typer.Option(help="Steps between validations; 0: only at the end.")] = None,
+    validate_every: Annotated[
+        Optional[int], typer.Option(help="Steps between validations; 0: only at the end.")
+    ] = None,
     validation_examples: Annotated[Optional[int], typer.Option(help="Examples of a validation; 0: all.")] = None,
     patience: Annotated[Optional[int], typer.Option(help="Stop after so many validations without a gain.")] = None,
     save_every: Annotated[Optional[int], typer.Option(help="Steps between checkpoints.")] = None,
     keep_last: Annotated[Optional[int], typer.Option(help="Checkpoints to keep (default 2).")] = None,
     keep_every: Annotated[Optional[int], typer.Option(help="Also keep those at multiples of this step.")] = None,
-    resume: Annotated[Optional[str], typer.Option(help="**auto**: go on from the last good checkpoint; or a step.")] = None,
+    resume: Annotated[
+        Optional[str], typer.Option(help="**auto**: go on from the last good checkpoint; or a step.")
+    ] = None,
     device: Annotated[Optional[str], typer.Option(help="auto, cpu or cuda.")] = None,
     precision: Annotated[Optional[str], typer.Option(help="auto, fp32 or bf16.")] = None,
-    compile_: Annotated[Optional[bool], typer.Option("--compile/--no-compile", help="torch.compile (default: on a GPU).")] = None,
+    compile_: Annotated[
+        Optional[bool], typer.Option("--compile/--no-compile", help="torch.compile (default: on a GPU).")
+    ] = None,
     accumulate: Annotated[Optional[int], typer.Option(help="Micro-batches per step.")] = None,
-    auto_batch: Annotated[Optional[bool], typer.Option("--auto-batch/--no-auto-batch", help="Out of memory: halve and accumulate.")] = None,
+    auto_batch: Annotated[
+        Optional[bool], typer.Option("--auto-batch/--no-auto-batch", help="Out of memory: halve and accumulate.")
+    ] = None,
     sharding: Annotated[Optional[str], typer.Option(help="Several processes: none (DDP) or fsdp.")] = None,
     threads: Annotated[Optional[int], typer.Option(help="CPU threads.")] = None,
     on_nonfinite: Annotated[Optional[str], typer.Option(help="NaN loss: stop or skip.")] = None,
-    set_: Annotated[Optional[list[str]], typer.Option("--set", "-s", help="Any other key: `optimizer.betas=[0.9,0.95]`.")] = None,
+    set_: Annotated[
+        Optional[list[str]], typer.Option("--set", "-s", help="Any other key: `optimizer.betas=[0.9,0.95]`.")
+    ] = None,
 ) -> None:
     """Train a model on a task; the run folder opens with `from_pretrained`.
 
@@ -91,7 +117,9 @@ def train(
     layers_of_config = [read_layer(config)] if config else []
     given = merge(*layers_of_config, dotted(options), *(assignment(text) for text in set_ or []))
     if given.get("budget") and any(v is not None for k, v in dotted(options).get("budget", {}).items()):
-        given["budget"] = dotted(options)["budget"]  # a budget on the command line replaces the file's, it is not one more
+        given["budget"] = dotted(options)[
+            "budget"
+        ]  # a budget on the command line replaces the file's, it is not one more
     if "out" not in given:
         raise ValueError("no run folder: give --out, such as --out runs/a")
     if validation_examples == 0:

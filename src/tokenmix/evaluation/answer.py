@@ -28,7 +28,13 @@ class Answerer:
     """
 
     def __init__(
-        self, path: str | Path, *, device: str = "auto", max_new_tokens: int | None = None, seed: int = 0, **decoding: Any
+        self,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+        **decoding: Any,
     ) -> None:
         self.checkpoint = open_checkpoint(path, device)
         self.decoding, self.max_new_tokens = decoding, max_new_tokens
@@ -52,7 +58,9 @@ class Answerer:
         model, precision = self.checkpoint.model, self.checkpoint.precision
         if self.form == "text":
             longest = self.max_new_tokens or model.config.max_length
-            return generate_texts(model, self.maker, lines, max_new_tokens=longest, precision=precision, **self.decoding)
+            return generate_texts(
+                model, self.maker, lines, max_new_tokens=longest, precision=precision, **self.decoding
+            )
         if self.form == "classify":
             examples = [Example(texts=tuple(line.split("\t"))) for line in lines]
             found = []

@@ -63,13 +63,19 @@ def open_checkpoint(path: str | Path, device: str = "auto", precision: str = "au
     """A run folder, one of its checkpoints (`runs/a/checkpoints/00000500`), or any folder that `save_pretrained` wrote."""
     folder = Path(path)
     if not (folder / "config.json").exists() or not any(folder.glob("*.safetensors")):
-        begun = " (its run is not finished: take one of its checkpoints/ folders)" if (folder / "checkpoints").is_dir() else ""
+        begun = (
+            " (its run is not finished: take one of its checkpoints/ folders)"
+            if (folder / "checkpoints").is_dir()
+            else ""
+        )
         raise FileNotFoundError(f"no model in {folder}{begun}: expected config.json and model.safetensors there")
     config = TokenmixConfig.from_pretrained(folder)
     name = (config.architectures or [""])[0]
     head = next((h for h, kind in MODEL_HEADS.items() if kind.__name__ == name), None)
     if head in (None, "none"):
-        raise ValueError(f"{folder} holds a model without a head ({name or 'unknown'}); train one with `tokenmix train --weights`")
+        raise ValueError(
+            f"{folder} holds a model without a head ({name or 'unknown'}); train one with `tokenmix train --weights`"
+        )
     on_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
     where = torch.device("cuda" if on_gpu else "cpu")
     disable_progress_bar()
@@ -121,7 +127,9 @@ def evaluate_task(
             causal = checkpoint.model.config.body == "decoder"
             scores["loss"] = mean_loss(checkpoint.model, TaskExamples(examples, maker), causal=causal, **options)[0]
     seconds = time.perf_counter() - started
-    return Evaluation(str(checkpoint.path), task.name, split, scores, len(examples), seconds, task.about(split, data), predictions)
+    return Evaluation(
+        str(checkpoint.path), task.name, split, scores, len(examples), seconds, task.about(split, data), predictions
+    )
 
 
 def _documents(

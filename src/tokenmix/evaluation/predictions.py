@@ -104,9 +104,17 @@ def generate_texts(
             mask = torch.zeros(len(rows), longest, dtype=torch.long)
             for row, i in enumerate(rows):
                 # a decoder goes on where the prompt ends, so its padding stands before it
-                place = slice(longest - len(inputs[i]), None) if model.config.body == "decoder" else slice(0, len(inputs[i]))
+                place = (
+                    slice(longest - len(inputs[i]), None)
+                    if model.config.body == "decoder"
+                    else slice(0, len(inputs[i]))
+                )
                 ids[row, place], mask[row, place] = torch.tensor(inputs[i], dtype=torch.long), 1
-            room = max_new_tokens if model.config.body == "seq2seq" else min(max_new_tokens, model.config.max_length - longest)
+            room = (
+                max_new_tokens
+                if model.config.body == "seq2seq"
+                else min(max_new_tokens, model.config.max_length - longest)
+            )
             made = generate(model, ids.to(device), mask.to(device), max_new_tokens=max(1, room), **decoding)
             for i, text in zip(rows, tokenizer.batch_decode(made, skip_special_tokens=True)):
                 out[i] = text
@@ -120,7 +128,9 @@ def _longest_target(model: Any, maker: Any, examples: Sequence[Example]) -> int:
     return min(model.config.max_length, 5 * max(map(len, ids), default=1) // 4 + 4)
 
 
-def _answers(model: Any, maker: Any, examples: Sequence[Example], batch_size: int, precision: str, on_batch: Any) -> list[str]:
+def _answers(
+    model: Any, maker: Any, examples: Sequence[Example], batch_size: int, precision: str, on_batch: Any
+) -> list[str]:
     from tokenmix.data.windows import best_answers
 
     windows = maker.windows(examples)
@@ -132,7 +142,9 @@ def _answers(model: Any, maker: Any, examples: Sequence[Example], batch_size: in
             made = [features[i] for i in rows]
             batch = _to(maker.collate(made, _shape(maker, made)), device)
             out = model(**{k: v for k, v in batch.items() if not k.endswith("positions")})
-            for i, start, end in zip(rows, out.start_logits.float().cpu().numpy(), out.end_logits.float().cpu().numpy()):
+            for i, start, end in zip(
+                rows, out.start_logits.float().cpu().numpy(), out.end_logits.float().cpu().numpy()
+            ):
                 starts[i], ends[i] = start, end
             on_batch(len(rows))
     may_be_empty = any(not example.answers for example in examples)
@@ -141,7 +153,13 @@ def _answers(model: Any, maker: Any, examples: Sequence[Example], batch_size: in
 
 
 def mean_loss(
-    model: Any, examples: Any, *, limit: int | None = None, batch_size: int = BATCH, precision: str = "fp32", causal: bool = False
+    model: Any,
+    examples: Any,
+    *,
+    limit: int | None = None,
+    batch_size: int = BATCH,
+    precision: str = "fp32",
+    causal: bool = False,
 ) -> tuple[float, int]:
     """(loss in nats per predicted item, number of items) over `TaskExamples` or `TextExamples`."""
     count = len(examples) if limit is None else min(limit, len(examples))

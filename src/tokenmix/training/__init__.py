@@ -12,4 +12,13 @@ from tokenmix.training.presets import list_training_presets, training_preset
 from tokenmix.training.progress import Callback, ConsoleProgress
 from tokenmix.training.run import RunResult, train
 
-__all__ = ["Callback", "ConsoleProgress", "RunConfig", "RunResult", "TrainingFault", "list_training_presets", "train", "training_preset"]
+__all__ = [
+    "Callback",
+    "ConsoleProgress",
+    "RunConfig",
+    "RunResult",
+    "TrainingFault",
+    "list_training_presets",
+    "train",
+    "training_preset",
+]

@@ -11,6 +11,7 @@ and lengths are padded to a few shapes (`bucket_shapes`), so that a compiled mod
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,7 +66,9 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Called by the loader: page-locked memory, from which copies to a GPU are asynchronous."""
-        return Batch(self.number, {k: v.pin_memory() for k, v in self.tensors.items()}, self.tokens, self.items, self.shape)
+        return Batch(
+            self.number, {k: v.pin_memory() for k, v in self.tensors.items()}, self.tokens, self.items, self.shape
+        )
 
 
 class Batches(Dataset):
@@ -134,7 +137,9 @@ class Batches(Dataset):
 
     def loader(self, start: int, workers: int = 0, pin: bool = False) -> Iterator[Batch]:
         """Batches from number ``start`` on, for ever, made ahead by ``workers`` processes."""
-        more = {"prefetch_factor": 4, "persistent_workers": False} if workers else {}
+        more: dict[str, Any] = {}
+        if workers:  # forked, workers share the examples' memory and start at once
+            more = {"prefetch_factor": 4, "multiprocessing_context": "fork" if sys.platform == "linux" else None}
         return iter(DataLoader(self, batch_size=None, sampler=From(start), num_workers=workers, pin_memory=pin, **more))
 
     @property

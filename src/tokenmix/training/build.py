@@ -180,7 +180,9 @@ def _weights_folder(weights: str) -> Path:
     return folder
 
 
-def _model_config(config: RunConfig, tasks: dict[str, Task], form: str, tokenizer: Any, train: Any, held_out: Any) -> TokenmixConfig:
+def _model_config(
+    config: RunConfig, tasks: dict[str, Task], form: str, tokenizer: Any, train: Any, held_out: Any
+) -> TokenmixConfig:
     """The model's configuration, sized to the tokenizer, the labels and, without weights, the longest example."""
     model, data = config.model, config.data
     task = next(iter(tasks.values())) if tasks else None
@@ -216,7 +218,9 @@ def _model_config(config: RunConfig, tasks: dict[str, Task], form: str, tokenize
     return TokenmixConfig(**{**plain(base), **fitted, **model.options})
 
 
-def _longest(config: RunConfig, tasks: Any, form: str, base: TokenmixConfig, tokenizer: Any, train: Any, held_out: Any) -> int:
+def _longest(
+    config: RunConfig, tasks: Any, form: str, base: TokenmixConfig, tokenizer: Any, train: Any, held_out: Any
+) -> int:
     """Tokens of the longest input or target in training and held-out examples, cut as the data is."""
     longest = 0
     for name, task in tasks.items():

@@ -76,7 +76,9 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"the checkpoint belongs to another model: {', '.join(names[:5])} only in one of the two")
     for name, value in tensors.items():
         if value.shape != state[name].shape:
-            raise CheckpointError(f"{name} is {list(value.shape)} in the checkpoint and {list(state[name].shape)} in this model")
+            raise CheckpointError(
+                f"{name} is {list(value.shape)} in the checkpoint and {list(state[name].shape)} in this model"
+            )
         state[name].copy_(placed(value, state[name]))
 
 
@@ -147,7 +149,9 @@ def write_checkpoint(run: Path, step: int, files: Mapping[str, Mapping[str, Tens
         reason = "the disk is full" if full else str(error)
         left = [s for s in steps_saved(run) if s != step]
         good = f"the last good one is {checkpoint_path(run, left[-1])}" if left else "there is none before it"
-        raise CheckpointError(f"cannot save the checkpoint of step {step} in {target.parent}: {reason}; {good}") from error
+        raise CheckpointError(
+            f"cannot save the checkpoint of step {step} in {target.parent}: {reason}; {good}"
+        ) from error
     return target
 
 

@@ -42,10 +42,14 @@ class DataConfig:
 
     task: str = "scan"  #: a task, a mixture (glue, superglue, en_mix), file:…, images:…, or shards:FOLDER
     form: str | None = None  #: text, classify, span, document or image; by default the first that the body can do
-    objective: str | None = None  #: for text without labels: span_corruption, masked_lm or causal_lm; by default the body's
+    objective: str | None = (
+        None  #: for text without labels: span_corruption, masked_lm or causal_lm; by default the body's
+    )
     text: str | None = None  #: with a mixture: a folder of shards whose span corruption is one more task (co-training)
     folder: str | None = None  #: of local data; by default $TOKENMIX_DATA
-    tokenizer: str | None = None  #: a folder, file or Hub name; or word, unigram, bpe: made from the task's training split
+    tokenizer: str | None = (
+        None  #: a folder, file or Hub name; or word, unigram, bpe: made from the task's training split
+    )
     vocab_size: int = 8000  #: of a tokenizer that is made from the task
     batch_size: int = 32  #: examples in a step, over all processes and micro-batches together
     max_input: int | None = None  #: tokens; longer inputs are cut. By default what the model takes
@@ -236,7 +240,9 @@ def _build(kind: type, values: Mapping[str, Any], where: str) -> Any:
         path = f"{where}.{key}" if where else key
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
-                raise ValueError(f"{path} holds {value!r}; expected keys such as {', '.join(typing.get_type_hints(hints[key]))}")
+                raise ValueError(
+                    f"{path} holds {value!r}; expected keys such as {', '.join(typing.get_type_hints(hints[key]))}"
+                )
             made[key] = _build(hints[key], value, path)  # type: ignore[arg-type]
         else:
             made[key] = _coerce(value, hints[key], path)

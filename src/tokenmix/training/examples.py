@@ -68,7 +68,9 @@ class TextExamples:
     def __init__(self, windows: Any, objective: Any) -> None:
         self.corrupted = Corrupted(windows, objective)
         if not len(windows):
-            raise ValueError(f"the text is shorter than one window of {objective.window} tokens; take a smaller max_input")
+            raise ValueError(
+                f"the text is shorter than one window of {objective.window} tokens; take a smaller max_input"
+            )
         first = self.corrupted.example(0, 0)
         targets = len(first["labels"]) if len(first["labels"]) != len(first["input_ids"]) else 0
         self._size = np.array([len(first["input_ids"]), targets], dtype=np.int64)
@@ -132,7 +134,9 @@ class MemoryWindows:
         return number_documents(self.owner[np.asarray(indices)])
 
 
-def text_examples(documents: Iterable[Example], tokenizer: Any, objective: str, max_length: int, seed: int = 0) -> TextExamples:
+def text_examples(
+    documents: Iterable[Example], tokenizer: Any, objective: str, max_length: int, seed: int = 0
+) -> TextExamples:
     """Documents of a task under an objective, tokenized in memory."""
     texts, characters = [], 0
     for document in documents:
@@ -175,4 +179,6 @@ def _component_sizes(component: Any) -> Ints:
 
 
 def _compact(feature: dict[str, Any]) -> dict[str, Any]:
-    return {name: np.asarray(value, dtype=np.int32) if isinstance(value, list) else value for name, value in feature.items()}
+    return {
+        name: np.asarray(value, dtype=np.int32) if isinstance(value, list) else value for name, value in feature.items()
+    }

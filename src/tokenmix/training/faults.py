@@ -45,7 +45,9 @@ def first_nonfinite(model: nn.Module, batch: Mapping[str, Tensor], **inputs: Any
     return found[0] if found else None
 
 
-def nonfinite_report(model: nn.Module, batch: Mapping[str, Tensor], step: int, loss: float, folder: Path, **inputs: Any) -> str:
+def nonfinite_report(
+    model: nn.Module, batch: Mapping[str, Tensor], step: int, loss: float, folder: Path, **inputs: Any
+) -> str:
     """Save the batch and a report below ``folder``; the answer is one sentence for the user."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: value.detach().cpu().contiguous() for name, value in batch.items()}, folder / "batch.safetensors")

@@ -1,12 +1,12 @@
 """From a task's examples to what a model reads: one small class per form, the same in training, evaluation and prediction.
 
-    form       body       head                      a feature holds
-    text       seq2seq    conditional_generation    input_ids, labels
-    text       decoder    causal_lm                 input_ids (prompt and target), labels (the target alone)
-    classify   encoder    sequence_classification   input_ids, token_type_ids, label
-    span       encoder    question_answering        input_ids, token_type_ids, start, end
-    image      vision     image_classification      pixels, label
-    document   any        by objective              see `tokenmix.training.examples`
+form       body       head                      a feature holds
+text       seq2seq    conditional_generation    input_ids, labels
+text       decoder    causal_lm                 input_ids (prompt and target), labels (the target alone)
+classify   encoder    sequence_classification   input_ids, token_type_ids, label
+span       encoder    question_answering        input_ids, token_type_ids, start, end
+image      vision     image_classification      pixels, label
+document   any        by objective              see `tokenmix.training.examples`
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def choose_form(task: Task, body: str, form: str | None = None) -> str:
         bodies = sorted({b for b, f in HEADS if f in ((form,) if form else task.forms)})
         raise ValueError(
             f"a model with body {body!r} cannot learn {asked}task {task.name!r} (forms: {', '.join(task.forms)}); "
-            f"take one with body {' or '.join(bodies) or 'of another kind'}" + (f", or form {able[0]!r}" if able else "")
+            f"take one with body {' or '.join(bodies) or 'of another kind'}"
+            + (f", or form {able[0]!r}" if able else "")
         )
     return form or able[0]
 
@@ -68,13 +69,22 @@ class TextFeatures:
 
     def inputs(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of the inputs; a decoder's prompt is not ended."""
-        ids = self.tokenizer(list(texts), truncation=True, max_length=self.max_input, return_attention_mask=False).input_ids
-        return [row[:-1] if row and row[-1] == self.tokenizer.eos_token_id else row for row in ids] if self.body == "decoder" else ids
+        ids = self.tokenizer(
+            list(texts), truncation=True, max_length=self.max_input, return_attention_mask=False
+        ).input_ids
+        return (
+            [row[:-1] if row and row[-1] == self.tokenizer.eos_token_id else row for row in ids]
+            if self.body == "decoder"
+            else ids
+        )
 
     def encode(self, examples: Sequence[Example]) -> list[Feature]:
         sources = self.inputs([example.input for example in examples])
         targets = self.tokenizer(
-            [example.target for example in examples], truncation=True, max_length=self.max_target, return_attention_mask=False
+            [example.target for example in examples],
+            truncation=True,
+            max_length=self.max_target,
+            return_attention_mask=False,
         ).input_ids
         if self.body == "decoder":
             return [
@@ -113,7 +123,9 @@ class ClassFeatures:
     def collate(self, features: Sequence[Feature], shape: tuple[int, int]) -> dict[str, Tensor]:
         batch = _encoder_inputs(features, shape[0], self.tokenizer.pad_token_id, self.segments)
         if all(feature["label"] is not None for feature in features):
-            batch["labels"] = torch.tensor([f["label"] for f in features], dtype=torch.float if self.regression else torch.long)
+            batch["labels"] = torch.tensor(
+                [f["label"] for f in features], dtype=torch.float if self.regression else torch.long
+            )
         return batch
 
     def sizes(self, feature: Feature) -> tuple[int, int]:
@@ -195,7 +207,9 @@ def _encoder_inputs(features: Sequence[Feature], length: int, padding: int, segm
     return batch
 
 
-def features_for(form: str, config: Any, tokenizer: Any, task: Task, max_input: int | None = None, max_target: int | None = None) -> Any:
+def features_for(
+    form: str, config: Any, tokenizer: Any, task: Task, max_input: int | None = None, max_target: int | None = None
+) -> Any:
     """The feature maker of a form for a model's configuration.
 
     >>> features_for("text", model.config, tokenizer, get_task("scan")).encode(examples)[0]["labels"]
@@ -209,4 +223,6 @@ def features_for(form: str, config: Any, tokenizer: Any, task: Task, max_input: 
         return SpanFeatures(tokenizer, longest, config.segments)
     if form == "image":
         return ImageFeatures(config.image_size, config.channels)
-    raise ValueError(f"form {form!r} has no features of its own; text for pretraining is read by tokenmix.training.examples")
+    raise ValueError(
+        f"form {form!r} has no features of its own; text for pretraining is read by tokenmix.training.examples"
+    )

@@ -44,13 +44,19 @@ def forward_flops(model: nn.Module, shape: tuple[int, int]) -> float:
 
 
 class StepFlops:
-    """FLOPs of a training step by shape, each counted once: three times the forward pass."""
+    """FLOPs of a training step by shape, each counted once in a process: three times the forward pass."""
+
+    _known: dict[tuple[type, str, tuple[int, int]], float] = {}
 
     def __init__(self, model: nn.Module) -> None:
-        self._forward = functools.lru_cache(maxsize=None)(functools.partial(forward_flops, model))
+        self.model = model
+        self.name = model.config.to_json_string(use_diff=False)  # type: ignore[union-attr,operator]
 
     def __call__(self, rows: int, shape: tuple[int, int]) -> float:
-        return 3.0 * rows * self._forward(shape)
+        key = (type(self.model), self.name, shape)
+        if key not in self._known:
+            self._known[key] = forward_flops(self.model, shape)
+        return 3.0 * rows * self._known[key]
 
 
 @functools.cache

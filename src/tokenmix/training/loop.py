@@ -69,14 +69,21 @@ class Budget:
 
     def fraction(self, done: Counters) -> float:
         """Share of the budget that is used."""
-        pairs = ((done.step, self.steps), (done.tokens, self.tokens), (done.flops, self.flops), (done.seconds, self.seconds))
+        pairs = (
+            (done.step, self.steps),
+            (done.tokens, self.tokens),
+            (done.flops, self.flops),
+            (done.seconds, self.seconds),
+        )
         return max(spent / limit for spent, limit in pairs if limit is not None)
 
     def total(self, done: Counters) -> float:
         """Steps of the whole run: known, or estimated from what was used so far."""
         share = self.fraction(done)
         estimate = done.step / share if share > 0 and done.step else math.inf
-        return min(self.steps or math.inf, estimate) if self.steps is None or estimate < 0.999 * self.steps else self.steps
+        return (
+            min(self.steps or math.inf, estimate) if self.steps is None or estimate < 0.999 * self.steps else self.steps
+        )
 
 
 class Trainer:
@@ -102,7 +109,13 @@ class Trainer:
         callbacks: list[Callback],
         augment: nn.Module | None = None,
     ) -> None:
-        self.config, self.batches, self.accelerator, self.folder, self.callbacks = config, batches, accelerator, folder, callbacks
+        self.config, self.batches, self.accelerator, self.folder, self.callbacks = (
+            config,
+            batches,
+            accelerator,
+            folder,
+            callbacks,
+        )
         self.device: torch.device = accelerator.device
         self.world, self.rank = accelerator.num_processes, accelerator.process_index
         self.precision = accelerator.mixed_precision if accelerator.mixed_precision != "no" else "fp32"
@@ -139,7 +152,9 @@ class Trainer:
         wanted = self.config.device.compile
         if "document_ids" in self.batches[0].tensors:  # packed documents are unpacked by their number, which varies
             if wanted:
-                raise ValueError("packed causal LM batches vary in shape; compile them with data.objective=joined_causal_lm")
+                raise ValueError(
+                    "packed causal LM batches vary in shape; compile them with data.objective=joined_causal_lm"
+                )
             return False
         return self.device.type == "cuda" if wanted is None else wanted
 
@@ -172,7 +187,9 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        self._say(f"compiled {len(self.batches.shapes)} shapes in {seconds:.0f} s: {', '.join(map(str, self.batches.shapes))}")
+        self._say(
+            f"compiled {len(self.batches.shapes)} shapes in {seconds:.0f} s: {', '.join(map(str, self.batches.shapes))}"
+        )
 
     # --------------------------------------------------------------------------------------------------- a step
 
@@ -182,7 +199,12 @@ class Trainer:
         workers = (2 if self.device.type == "cuda" else 0) if workers is None else workers
         loader = self.batches.loader(self.done.step, workers, pin=self.device.type == "cuda")
         upcoming = self._fetch(loader)
-        self._since: dict[str, float] = {"time": time.perf_counter(), "step": self.done.step, "tokens": self.done.tokens, "flops": 0.0}
+        self._since: dict[str, float] = {
+            "time": time.perf_counter(),
+            "step": self.done.step,
+            "tokens": self.done.tokens,
+            "flops": 0.0,
+        }
         while self.budget.fraction(self.done) < 1 and not self.stopping:
             started = time.perf_counter()
             batch, upcoming = upcoming, None

@@ -27,14 +27,20 @@ class Adafactor(_Adafactor):
     else kept whole: transformers' factors every matrix. And a step asks the device for no number, so nothing waits.
     """
 
-    def __init__(self, params: Iterable[Any], lr: float = 1e-3, eps: tuple[float, float] = (1e-30, 1e-3), **options: Any) -> None:
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, eps: tuple[float, float] = (1e-30, 1e-3), **options: Any
+    ) -> None:
         defaults: dict[str, Any] = dict(clip_threshold=1.0, decay_rate=-0.8, beta1=None, weight_decay=0.0)
-        super().__init__(params, lr=lr, eps=eps, scale_parameter=True, relative_step=False, warmup_init=False, **(defaults | options))
+        super().__init__(
+            params, lr=lr, eps=eps, scale_parameter=True, relative_step=False, warmup_init=False, **(defaults | options)
+        )
 
     @staticmethod
     def _get_options(param_group: dict[str, Any], param_shape: torch.Size) -> tuple[bool, bool]:
         last = sorted(param_shape[-2:])
-        factored = len(param_shape) >= 2 and last[0] >= FACTORED_FROM and all(size <= last[0] for size in param_shape[:-2])
+        factored = (
+            len(param_shape) >= 2 and last[0] >= FACTORED_FROM and all(size <= last[0] for size in param_shape[:-2])
+        )
         return factored, param_group["beta1"] is not None
 
     @staticmethod

@@ -84,7 +84,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "synthesizer-lm": {**_T2T, "data": {"task": "lm1b", "max_input": 256}, "budget": {"steps": 300_000}},
     "synthesizer-summarization": {**_T2T, "data": {"batch_size": 128}, "budget": {"steps": 300_000}},
     "synthesizer-dialogue": {**_T2T, "budget": {"steps": 20_000}},
-    "synthesizer-c4": {**_T5_PRETRAIN, "data": {"task": "c4", "batch_size": 128, "max_input": 512}, "budget": {"steps": 524_288}},
+    "synthesizer-c4": {
+        **_T5_PRETRAIN,
+        "data": {"task": "c4", "batch_size": 128, "max_input": 512},
+        "budget": {"steps": 524_288},
+    },
     "synthesizer-cotrain": {  # GLUE and SuperGLUE in one model; embeddings and output matrix are kept fixed
         **_T5_FINETUNE,
         "data": {"task": "en_mix", "batch_size": 128, "max_input": 512},
@@ -98,8 +102,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         "schedule": {"name": "inverse_sqrt", "warmup": 8000},
     },
     # --------------------------------------------------------------------------------------- Remixer, 3.1 to 3.4
-    "remixer-pretrain": {**_T5_PRETRAIN, "data": {"task": "c4", "batch_size": 128, "max_input": 512}, "budget": {"steps": 524_288}},
-    "remixer-superglue": {**_T5_FINETUNE, "data": {"task": "superglue", "batch_size": 128, "max_input": 512}, "budget": {"steps": 200_000}},
+    "remixer-pretrain": {
+        **_T5_PRETRAIN,
+        "data": {"task": "c4", "batch_size": 128, "max_input": 512},
+        "budget": {"steps": 524_288},
+    },
+    "remixer-superglue": {
+        **_T5_FINETUNE,
+        "data": {"task": "superglue", "batch_size": 128, "max_input": 512},
+        "budget": {"steps": 200_000},
+    },
     "remixer-mt": {  # tasks and C4 span corruption together: give the shards of C4 as data.text
         **_T5_PRETRAIN,
         "data": {"task": "en_mix", "batch_size": 128, "max_input": 512},

@@ -55,7 +55,16 @@ from tokenmix.training.loop import Counters, Trainer
 from tokenmix.training.progress import Callback, clock
 
 logger = logging.getLogger(__name__)
-MAY_CHANGE = {"out", "resume", "log_every", "tensorboard", "budget", "validation", "checkpoints", "preset"}  # on resuming
+MAY_CHANGE = {
+    "out",
+    "resume",
+    "log_every",
+    "tensorboard",
+    "budget",
+    "validation",
+    "checkpoints",
+    "preset",
+}  # on resuming
 
 
 @dataclass
@@ -78,7 +87,9 @@ class RunResult:
     def summary(self) -> str:
         """What a user reads at the end: result, and where everything is."""
         shown = [f"{name} {value:.2f}" for name, value in list(self.metrics.items())[:4]]
-        head = f"{self.status} after {self.steps} steps, {clock(self.seconds)}: loss {self.loss:.4f}  {'  '.join(shown)}"
+        head = (
+            f"{self.status} after {self.steps} steps, {clock(self.seconds)}: loss {self.loss:.4f}  {'  '.join(shown)}"
+        )
         skipped = [f"{self.skipped} steps were left out for a non-finite loss"] if self.skipped else []
         if self.status == "interrupted":
             return "\n".join([head, *skipped, f"saved; go on with the same command and --resume auto → {self.out}"])
@@ -96,7 +107,11 @@ class Metrics(Callback):
 
     def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
         path = folder / "metrics.jsonl"
-        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step] if path.exists() else []
+        kept = (
+            [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+            if path.exists()
+            else []
+        )
         path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
         self.events: Any = None
@@ -162,7 +177,13 @@ class Session:
     """One process's part in a run."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, parts: Parts, accelerator: Any, start: Path | None, callbacks: Sequence[Callback]
+        self,
+        config: RunConfig,
+        folder: Path,
+        parts: Parts,
+        accelerator: Any,
+        start: Path | None,
+        callbacks: Sequence[Callback],
     ) -> None:
         self.config, self.folder, self.parts, self.accelerator = config, folder, parts, accelerator
         self.main = accelerator.is_main_process
@@ -338,7 +359,10 @@ def headline(metrics: dict[str, float]) -> tuple[str | None, bool]:
 def _accelerator(config: RunConfig) -> tuple[Any, str]:
     from accelerate import Accelerator
 
-    if os.environ.pop("ACCELERATE_USE_FSDP", "").lower() in ("1", "true"):  # `accelerate launch --use_fsdp` means FSDP2 here
+    if os.environ.pop("ACCELERATE_USE_FSDP", "").lower() in (
+        "1",
+        "true",
+    ):  # `accelerate launch --use_fsdp` means FSDP2 here
         config.device.sharding = "fsdp"
     wanted = config.device.device
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -384,11 +408,15 @@ def _check_same(config: RunConfig, before: dict[str, Any], folder: Path) -> None
             continue
         old = before.get(name)
         if isinstance(value, dict) and isinstance(old, dict):
-            changed += [f"{name}.{k}: {old.get(k)!r} → {v!r}" for k, v in value.items() if old.get(k) != v and k != "workers"]
+            changed += [
+                f"{name}.{k}: {old.get(k)!r} → {v!r}" for k, v in value.items() if old.get(k) != v and k != "workers"
+            ]
         else:
             changed.append(f"{name}: {old!r} → {value!r}")
     if changed:
-        raise ValueError(f"{folder} was begun with other settings ({'; '.join(changed)}); resume with the same, or choose another --out")
+        raise ValueError(
+            f"{folder} was begun with other settings ({'; '.join(changed)}); resume with the same, or choose another --out"
+        )
 
 
 def _build(config: RunConfig, folder: Path, accelerator: Any) -> Parts:
@@ -423,7 +451,9 @@ def environment(config: RunConfig, accelerator: Any, precision: str) -> dict[str
 
     def git(*arguments: str) -> str | None:
         try:
-            out = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, cwd=Path(__file__).parent)
+            out = subprocess.run(
+                ["git", *arguments], capture_output=True, text=True, timeout=10, cwd=Path(__file__).parent
+            )
             return out.stdout.strip() if out.returncode == 0 else None
         except (OSError, subprocess.TimeoutExpired):
             return None
