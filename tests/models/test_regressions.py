@@ -156,3 +156,21 @@ def test_trainer_hands_segments_to_the_model(tmp_path: Path) -> None:
     data = [{**row, "token_type_ids": torch.arange(8) // 4} for row in examples("sequence_classification")]
     taken = gradients("sequence_classification", tmp_path, data, per_device_train_batch_size=4)
     assert taken["model.embed.segments.weight"][1].abs().max() > 0
+
+
+@pytest.mark.parametrize("cross", ["random", "dense", "factorized_random", "factorized_dense", "random + dot"])
+def test_cross_attention_by_position_counts_from_the_first_real_token(cross: str) -> None:
+    torch.manual_seed(0)
+    model = create_model(TokenmixConfig(body="seq2seq", layer="dot | mlp", cross=cross, **SIZES)).eval()
+    ids, answer = torch.randint(2, 40, (1, 5)), torch.randint(2, 40, (1, 4))
+    alone = model(ids, decoder_input_ids=answer).logits
+    padded, mask = torch.cat([torch.full((1, 3), 7), ids], 1), torch.tensor([[0] * 3 + [1] * 5])
+    assert torch.allclose(model(padded, attention_mask=mask, decoder_input_ids=answer).logits, alone, atol=1e-5)
+
+
+def test_padding_between_tokens_is_refused_where_positions_are_counted() -> None:
+    model = create_model(TokenmixConfig(body="decoder", layer="random | mlp", **SIZES)).eval()
+    ids, mask = torch.full((1, 5), 3), torch.tensor([[1, 1, 0, 1, 1]])
+    assert model(ids, attention_mask=mask).logits.isfinite().all()
+    with pytest.raises(ValueError, match="padding stands before or after the tokens of a row, not between"):
+        model(ids, attention_mask=mask, use_cache=True)

@@ -14,7 +14,7 @@ from tokenmix.mixers.base import Mixer
 from tokenmix.models.cache import MixingCache
 from tokenmix.models.config import TokenmixConfig
 from tokenmix.models.embedding import Embedding, Patches
-from tokenmix.models.stack import MixingRecord, Stack, Unpacked, right_padded, roll
+from tokenmix.models.stack import MixingRecord, Stack, Unpacked, has_holes, right_padded, roll
 
 
 class TokenmixPreTrainedModel(PreTrainedModel):
@@ -184,6 +184,8 @@ class TokenmixModel(TokenmixPreTrainedModel):
             ids, vectors, segments, mask = (
                 None if t is None else roll(t, forth) for t in (ids, vectors, segments, mask)
             )
+        if cache is not None and mask is not None and length > 1 and has_holes(mask):
+            raise ValueError("with a cache, padding stands before or after the tokens of a row, not between them")
         positions = cache.begin(given, mask) if cache is not None else None
         x = stack(self.embed(ids, vectors, segments, positions), mask, cache=cache, **context)
         if cache is not None:
@@ -270,12 +272,19 @@ class TokenmixModel(TokenmixPreTrainedModel):
                 )
             else:
                 memory = encoder_outputs[0]
+            asked, asked_mask = memory, None if attention_mask is None else attention_mask.bool()
+            if (
+                asked_mask is not None
+                and self.config.cross != "dot"
+                and (order := right_padded(asked_mask)) is not None
+            ):
+                asked, asked_mask = roll(memory, order[0]), roll(asked_mask, order[0])  # they go by position
             states = self.decode(
                 decoder_input_ids,
                 decoder_attention_mask,
                 decoder_inputs_embeds,
-                memory=memory,
-                memory_mask=None if attention_mask is None else attention_mask.bool(),
+                memory=asked,
+                memory_mask=asked_mask,
                 cache=cache,
                 records=records,
                 hidden_states=hidden,

@@ -128,6 +128,13 @@ def right_padded(mask: Tensor) -> tuple[Tensor, Tensor] | None:
     return (place + first) % length, (place - first) % length
 
 
+def has_holes(mask: Tensor) -> bool:
+    """Is there padding between the tokens of a right-padded row? Not asked where `right_padded` cannot ask."""
+    if torch.compiler.is_compiling() or mask.is_meta:
+        return False
+    return bool((mask[:, 1:] > mask[:, :-1]).any())
+
+
 def roll(x: Tensor, index: Tensor) -> Tensor:
     """x [batch, length, …] with each row taken in the order of index [batch, length]."""
     index = index.view(*index.shape, *[1] * (x.dim() - 2)).expand_as(x)
