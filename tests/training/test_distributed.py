@@ -13,7 +13,7 @@ from tokenmix.training import train
 from tokenmix.training.checkpoint import steps_saved
 
 # Adam divides by the gradient's size; a large ε keeps rounding of tiny gradients from growing
-SETTINGS = dict(model__options__dropout=0.0, optimizer__eps=1e-4, device__accumulate=2, budget__steps=6)
+SETTINGS = {"model__options__dropout": 0.0, "optimizer__eps": 1e-4, "device__accumulate": 2, "budget__steps": 6}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,19 +20,19 @@ def evaluate(
         list[Path], typer.Argument(help="Run folders, checkpoints or Hugging Face folders.", show_default=False)
     ],
     task: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Option("--task", "-t", help="Task or mixture, any number; default: what the run was trained on."),
     ] = None,
-    split: Annotated[Optional[str], typer.Option(help="Split; default: the task's own.")] = None,
-    data: Annotated[Optional[Path], typer.Option(help="Folder of local data; default: $TOKENMIX_DATA.")] = None,
-    limit: Annotated[Optional[int], typer.Option(help="The first so many examples.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split; default: the task's own.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of local data; default: $TOKENMIX_DATA.")] = None,
+    limit: Annotated[int | None, typer.Option(help="The first so many examples.")] = None,
     batch_size: Annotated[int, typer.Option(help="Examples at a time.")] = 128,
     beams: Annotated[int, typer.Option(help="Beams, where the task generates.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="Of beam search.")] = 1.0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
     predictions: Annotated[
-        Optional[Path], typer.Option(help="Write inputs, targets and predictions here, as JSON lines.")
+        Path | None, typer.Option(help="Write inputs, targets and predictions here, as JSON lines.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

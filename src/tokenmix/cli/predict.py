@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -17,12 +17,12 @@ from tokenmix.cli import app
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="Run folder, checkpoint or Hugging Face folder.", show_default=False)],
-    text: Annotated[Optional[list[str]], typer.Argument(help="Texts; without any, lines of standard input.")] = None,
-    file: Annotated[Optional[Path], typer.Option("--file", "-f", help="Read lines from here.")] = None,
+    text: Annotated[list[str] | None, typer.Argument(help="Texts; without any, lines of standard input.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read lines from here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line: input and prediction.")] = False,
     batch_size: Annotated[int, typer.Option(help="Lines answered together.")] = 64,
     max_tokens: Annotated[
-        Optional[int], typer.Option(help="Longest answer in tokens; default: what the model takes.")
+        int | None, typer.Option(help="Longest answer in tokens; default: what the model takes.")
     ] = None,
     beams: Annotated[int, typer.Option(help="Beams.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="Of beam search.")] = 1.0,

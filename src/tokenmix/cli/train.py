@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -16,81 +16,75 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 @app.command()
 def train(
-    model: Annotated[
-        Optional[str], typer.Option("--model", "-m", help="Preset (`tokenmix models` lists them).")
-    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Preset (`tokenmix models` lists them).")] = None,
     layer: Annotated[
-        Optional[str], typer.Option("--layer", "-l", help="Layer expression, such as `random + dot | remix`.")
+        str | None, typer.Option("--layer", "-l", help="Layer expression, such as `random + dot | remix`.")
     ] = None,
     task: Annotated[
-        Optional[str], typer.Option("--task", "-t", help="Task, mixture, file:…, images:… or shards:FOLDER.")
+        str | None, typer.Option("--task", "-t", help="Task, mixture, file:…, images:… or shards:FOLDER.")
     ] = None,
-    out: Annotated[Optional[Path], typer.Option("--out", "-o", help="Run folder.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder.")] = None,
     config: Annotated[
-        Optional[Path], typer.Option("--config", "-c", help="YAML or JSON file; options lie above it.")
+        Path | None, typer.Option("--config", "-c", help="YAML or JSON file; options lie above it.")
     ] = None,
     preset: Annotated[
-        Optional[str], typer.Option(help="Training settings of a paper's table, such as `gmlp-mlm`.")
+        str | None, typer.Option(help="Training settings of a paper's table, such as `gmlp-mlm`.")
     ] = None,
-    steps: Annotated[Optional[int], typer.Option(help="Budget in steps (default 3000).")] = None,
-    epochs: Annotated[Optional[float], typer.Option(help="Budget in epochs.")] = None,
-    tokens: Annotated[Optional[float], typer.Option(help="Budget in tokens, such as 1e6.")] = None,
-    flops: Annotated[Optional[float], typer.Option(help="Budget in FLOPs, such as 1e15.")] = None,
-    minutes: Annotated[Optional[float], typer.Option(help="Budget in minutes of training.")] = None,
-    seed: Annotated[Optional[int], typer.Option(help="Of weights, order and dropout.")] = None,
-    batch_size: Annotated[Optional[int], typer.Option(help="Examples per step, all processes together.")] = None,
-    lr: Annotated[Optional[float], typer.Option(help="Learning rate.")] = None,
-    optimizer: Annotated[Optional[str], typer.Option(help="adamw or adafactor.")] = None,
-    schedule: Annotated[Optional[str], typer.Option(help="constant, linear, cosine or inverse_sqrt.")] = None,
-    warmup: Annotated[Optional[float], typer.Option(help="Steps, or a share below 1.")] = None,
-    weights: Annotated[
-        Optional[str], typer.Option(help="Start from the weights of a run or Hugging Face folder.")
-    ] = None,
-    body: Annotated[Optional[str], typer.Option(help="With --layer: seq2seq, encoder, decoder or vision.")] = None,
-    d_model: Annotated[Optional[int], typer.Option(help="Width.")] = None,
-    d_ff: Annotated[Optional[int], typer.Option(help="Width of the feed-forward.")] = None,
-    heads: Annotated[Optional[int], typer.Option(help="Attention heads.")] = None,
-    layers: Annotated[Optional[int], typer.Option(help="Layers (of encoder and decoder each).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Budget in steps (default 3000).")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Budget in epochs.")] = None,
+    tokens: Annotated[float | None, typer.Option(help="Budget in tokens, such as 1e6.")] = None,
+    flops: Annotated[float | None, typer.Option(help="Budget in FLOPs, such as 1e15.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Budget in minutes of training.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, order and dropout.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples per step, all processes together.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adamw or adafactor.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant, linear, cosine or inverse_sqrt.")] = None,
+    warmup: Annotated[float | None, typer.Option(help="Steps, or a share below 1.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Start from the weights of a run or Hugging Face folder.")] = None,
+    body: Annotated[str | None, typer.Option(help="With --layer: seq2seq, encoder, decoder or vision.")] = None,
+    d_model: Annotated[int | None, typer.Option(help="Width.")] = None,
+    d_ff: Annotated[int | None, typer.Option(help="Width of the feed-forward.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers (of encoder and decoder each).")] = None,
     max_length: Annotated[
-        Optional[int], typer.Option(help="Longest sequence of the model; by default what the data needs.")
+        int | None, typer.Option(help="Longest sequence of the model; by default what the data needs.")
     ] = None,
-    dropout: Annotated[Optional[float], typer.Option(help="Dropout.")] = None,
-    data: Annotated[Optional[Path], typer.Option(help="Folder of local data; default: $TOKENMIX_DATA.")] = None,
-    tokenizer: Annotated[Optional[str], typer.Option(help="Folder, file or Hub name; or word, unigram, bpe.")] = None,
-    vocab: Annotated[Optional[int], typer.Option(help="Size of a tokenizer made from the task.")] = None,
-    form: Annotated[Optional[str], typer.Option(help="text, classify, span, document or image.")] = None,
+    dropout: Annotated[float | None, typer.Option(help="Dropout.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of local data; default: $TOKENMIX_DATA.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Folder, file or Hub name; or word, unigram, bpe.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Size of a tokenizer made from the task.")] = None,
+    form: Annotated[str | None, typer.Option(help="text, classify, span, document or image.")] = None,
     objective: Annotated[
-        Optional[str], typer.Option(help="span_corruption, masked_lm, causal_lm, joined_causal_lm.")
+        str | None, typer.Option(help="span_corruption, masked_lm, causal_lm, joined_causal_lm.")
     ] = None,
-    max_input: Annotated[Optional[int], typer.Option(help="Longest input in tokens; longer ones are cut.")] = None,
-    max_target: Annotated[Optional[int], typer.Option(help="Longest target in tokens.")] = None,
-    limit: Annotated[Optional[int], typer.Option(help="Train on the first so many examples.")] = None,
-    workers: Annotated[Optional[int], typer.Option(help="Processes that make batches.")] = None,
-    validate_every: Annotated[
-        Optional[int], typer.Option(help="Steps between validations; 0: only at the end.")
-    ] = None,
-    validation_examples: Annotated[Optional[int], typer.Option(help="Examples of a validation; 0: all.")] = None,
-    patience: Annotated[Optional[int], typer.Option(help="Stop after so many validations without a gain.")] = None,
-    save_every: Annotated[Optional[int], typer.Option(help="Steps between checkpoints.")] = None,
-    keep_last: Annotated[Optional[int], typer.Option(help="Checkpoints to keep (default 2).")] = None,
-    keep_every: Annotated[Optional[int], typer.Option(help="Also keep those at multiples of this step.")] = None,
+    max_input: Annotated[int | None, typer.Option(help="Longest input in tokens; longer ones are cut.")] = None,
+    max_target: Annotated[int | None, typer.Option(help="Longest target in tokens.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Train on the first so many examples.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that make batches.")] = None,
+    validate_every: Annotated[int | None, typer.Option(help="Steps between validations; 0: only at the end.")] = None,
+    validation_examples: Annotated[int | None, typer.Option(help="Examples of a validation; 0: all.")] = None,
+    patience: Annotated[int | None, typer.Option(help="Stop after so many validations without a gain.")] = None,
+    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.")] = None,
+    keep_last: Annotated[int | None, typer.Option(help="Checkpoints to keep (default 2).")] = None,
+    keep_every: Annotated[int | None, typer.Option(help="Also keep those at multiples of this step.")] = None,
     resume: Annotated[
-        Optional[str], typer.Option(help="**auto**: go on from the last good checkpoint; or a step.")
+        str | None, typer.Option(help="**auto**: go on from the last good checkpoint; or a step.")
     ] = None,
-    device: Annotated[Optional[str], typer.Option(help="auto, cpu or cuda.")] = None,
-    precision: Annotated[Optional[str], typer.Option(help="auto, fp32 or bf16.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16.")] = None,
     compile_: Annotated[
-        Optional[bool], typer.Option("--compile/--no-compile", help="torch.compile (default: on a GPU).")
+        bool | None, typer.Option("--compile/--no-compile", help="torch.compile (default: on a GPU).")
     ] = None,
-    accumulate: Annotated[Optional[int], typer.Option(help="Micro-batches per step.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Micro-batches per step.")] = None,
     auto_batch: Annotated[
-        Optional[bool], typer.Option("--auto-batch/--no-auto-batch", help="Out of memory: halve and accumulate.")
+        bool | None, typer.Option("--auto-batch/--no-auto-batch", help="Out of memory: halve and accumulate.")
     ] = None,
-    sharding: Annotated[Optional[str], typer.Option(help="Several processes: none (DDP) or fsdp.")] = None,
-    threads: Annotated[Optional[int], typer.Option(help="CPU threads.")] = None,
-    on_nonfinite: Annotated[Optional[str], typer.Option(help="NaN loss: stop or skip.")] = None,
+    sharding: Annotated[str | None, typer.Option(help="Several processes: none (DDP) or fsdp.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    on_nonfinite: Annotated[str | None, typer.Option(help="NaN loss: stop or skip.")] = None,
     set_: Annotated[
-        Optional[list[str]], typer.Option("--set", "-s", help="Any other key: `optimizer.betas=[0.9,0.95]`.")
+        list[str] | None, typer.Option("--set", "-s", help="Any other key: `optimizer.betas=[0.9,0.95]`.")
     ] = None,
 ) -> None:
     """Train a model on a task; the run folder opens with `from_pretrained`.

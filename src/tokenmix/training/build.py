@@ -25,7 +25,7 @@ from tokenmix.training.examples import MixtureExamples, TaskExamples, TextExampl
 from tokenmix.training.features import HEADS, OBJECTIVES, choose_form, features_for
 
 logger = logging.getLogger(__name__)
-SMALL = dict(d_model=64, d_ff=128, heads=4, layers=2, max_length=128)  # sizes of a bare `--layer`
+SMALL = {"d_model": 64, "d_ff": 128, "heads": 4, "layers": 2, "max_length": 128}  # sizes of a bare `--layer`
 LONGEST = 1024  # tokens; a model without weights grows to its data up to here
 WORDS = ("scan", "compositional")  # families whose tokens are words
 

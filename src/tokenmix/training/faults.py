@@ -130,7 +130,7 @@ class FolderLock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path in self._held:
             raise TrainingFault(f"{self.path.parent} is in use by another run of this process; choose another --out")
-        self.file = open(self.path, "a+")  # noqa: SIM115  held open as long as the lock
+        self.file = open(self.path, "a+")
         try:
             fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -42,7 +42,7 @@ def choose_form(task: Task, body: str, form: str | None = None) -> str:
     'text'
     """
     able = [f for f in task.forms if (body, f) in HEADS]
-    if form is not None and form not in able or not able:
+    if (form is not None and form not in able) or not able:
         asked = f"the form {form!r} of " if form else ""
         bodies = sorted({b for b, f in HEADS if f in ((form,) if form else task.forms)})
         raise ValueError(

@@ -30,7 +30,7 @@ class Adafactor(_Adafactor):
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, eps: tuple[float, float] = (1e-30, 1e-3), **options: Any
     ) -> None:
-        defaults: dict[str, Any] = dict(clip_threshold=1.0, decay_rate=-0.8, beta1=None, weight_decay=0.0)
+        defaults: dict[str, Any] = {"clip_threshold": 1.0, "decay_rate": -0.8, "beta1": None, "weight_decay": 0.0}
         super().__init__(
             params, lr=lr, eps=eps, scale_parameter=True, relative_step=False, warmup_init=False, **(defaults | options)
         )

@@ -1,0 +1,78 @@
+"""Batches are a pure function of (seed, number)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_runs import tiny
+
+from tokenmix.training.batches import Batches, bucket_shapes, split_rows
+from tokenmix.training.build import build
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> object:
+    return build(tiny(tmp_path_factory.mktemp("run"), data__limit=1000)).examples
+
+
+def numbers(batches: Batches, pools: int) -> list[int]:
+    """Indices of the examples of the first pools, in the order of the stream."""
+    return np.concatenate([batches._plan(pool)[0].ravel() for pool in range(pools)]).tolist()
+
+
+def test_no_example_comes_twice_in_an_epoch_and_all_come(examples: object) -> None:
+    batches = Batches(examples, 10, seed=3)
+    assert batches.pool == 64
+    first = numbers(batches, 1)
+    assert len(set(first)) == len(first) == 640
+    counts = np.bincount(numbers(batches, 25), minlength=1000)  # 16,000 examples: 16 epochs
+    assert set(counts.tolist()) == {16}
+    assert numbers(Batches(examples, 10, seed=4), 1) != first
+
+
+def test_any_batch_can_be_made_at_any_time(examples: object) -> None:
+    a, b = Batches(examples, 8, seed=3), Batches(examples, 8, seed=3)
+    assert all(len(a[n].tensors) == 3 for n in range(100))
+    assert all(torch.equal(a[200].tensors[k], b[200].tensors[k]) for k in a[200].tensors)
+    assert any(
+        not torch.equal(a[n].tensors["labels"], Batches(examples, 8, seed=4)[n].tensors["labels"]) for n in range(3)
+    )
+
+
+def test_processes_share_out_one_global_batch(examples: object) -> None:
+    whole = Batches(examples, 8, seed=1)[17]
+    parts = [Batches(examples, 8, seed=1, rank=r, world=2)[17] for r in range(2)]
+    for name, value in whole.tensors.items():
+        assert torch.equal(torch.cat([part.tensors[name] for part in parts]), value)
+    assert sum(part.items for part in parts) == whole.items
+    assert {part.tokens for part in parts} == {whole.tokens}
+    with pytest.raises(ValueError, match="batch_size=8 does not divide among 3 processes"):
+        Batches(examples, 8, world=3)
+
+
+def test_shapes_are_few_and_hold_their_examples(examples: object) -> None:
+    batches = Batches(examples, 8, buckets=4)
+    seen = {(b.tensors["input_ids"].shape[1], b.tensors["labels"].shape[1]) for b in (batches[n] for n in range(250))}
+    assert seen <= set(batches.shapes)
+    assert len(batches.shapes) <= 4
+    exact = Batches(examples, 8, buckets=4, exact=True)
+    padded = sum(b.tensors["labels"].numel() for b in (batches[n] for n in range(60)))
+    less = sum(b.tensors["labels"].numel() for b in (exact[n] for n in range(60)))
+    assert less <= padded
+    assert bucket_shapes(np.array([[3, 0], [100, 0]]), 3) == [(8, 0), (104, 0)]
+
+
+def test_micro_batches_are_the_batch(examples: object) -> None:
+    tensors = Batches(examples, 8)[0].tensors
+    parts = split_rows(tensors, 3)
+    assert [len(part["labels"]) for part in parts] == [3, 3, 2]
+    assert torch.equal(torch.cat([part["labels"] for part in parts]), tensors["labels"])
+
+
+def test_every_model_sees_the_same_batches(tmp_path: Path) -> None:
+    runs = [build(tiny(tmp_path, model__name=name)) for name in ("remixer-tiny", "lightconv-tiny")]
+    a, b = (Batches(run.examples, 8, seed=5)[9].tensors for run in runs)
+    assert all(torch.equal(a[name], b[name]) for name in a)

@@ -1,0 +1,64 @@
+"""One strict configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tokenmix.training import RunConfig, list_training_presets, training_preset
+from tokenmix.training.config import assignment, merge
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"optimiser": {}}, "unknown key in the configuration 'optimiser'; did you mean 'optimizer'"),
+        ({"optimizer": {"clipp": 1}}, "unknown key in optimizer 'clipp'; did you mean 'clip'"),
+        ({"optimizer": {"name": "adam"}}, "did you mean 'adamw'"),
+        ({"budget": {"steps": "many"}}, "budget.steps must be a whole number; got 'many'"),
+        ({"budget": {"steps": -1}}, "budget.steps must be positive"),
+        ({"data": "scan"}, "data holds 'scan'; expected keys such as task"),
+        ({"device": {"compile": "yes"}}, "device.compile must be true or false"),
+        ({"preset": "gmlp-mml"}, "did you mean 'gmlp-mlm'"),
+    ],
+)
+def test_mistakes_are_named(values: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RunConfig.of(values)
+
+
+def test_file_and_options_make_one_configuration_that_is_written_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("preset: gmlp-mlm\noptimizer: {lr: 1e-3}\nmodel: {name: gmlp-tiny}\n")
+    config = RunConfig.read(tmp_path / "a.yaml", {"budget": {"steps": 7}}, assignment("optimizer.betas=[0.9, 0.95]"))
+    assert (config.optimizer.lr, config.optimizer.eps, config.optimizer.betas) == (1e-3, 1e-6, (0.9, 0.95))
+    assert (config.budget.steps, config.schedule.warmup, config.data.task) == (7, 10_000, "c4")
+    config.write(tmp_path / "b.yaml")
+    assert RunConfig.read(tmp_path / "b.yaml") == config
+
+
+@pytest.mark.parametrize("name", list_training_presets())
+def test_every_training_preset_is_a_valid_configuration(name: str) -> None:
+    config = RunConfig.of({"preset": name})
+    assert merge(config.to_dict(), training_preset(name)) == config.to_dict()
+
+
+def test_presets_hold_the_papers_numbers() -> None:
+    imagenet = RunConfig.of({"preset": "gmlp-imagenet"})
+    assert (imagenet.data.batch_size, imagenet.budget.epochs, imagenet.optimizer.weight_decay) == (4096, 300, 0.05)
+    assert RunConfig.of({"preset": "synthesizer-cotrain"}).model.freeze_embeddings
+    cogs = RunConfig.of({"preset": "remixer-cogs"})
+    assert (cogs.optimizer.name, cogs.optimizer.lr, cogs.budget.steps, cogs.schedule.name) == (
+        "adafactor",
+        1e-3,
+        50_000,
+        "constant",
+    )
+
+
+def test_a_file_that_is_no_configuration(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("- 1\n")
+    with pytest.raises(ValueError, match="holds list; expected keys such as model"):
+        RunConfig.read(tmp_path / "a.yaml")
+    with pytest.raises(ValueError, match="expected KEY=VALUE"):
+        assignment("optimizer.lr")
