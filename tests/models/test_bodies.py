@@ -217,3 +217,22 @@ def test_label_smoothing_and_z_loss():
     smooth = 0.9 * plain + 0.1 * -log_p.mean(-1)[real].mean() + 0.01 * torch.logsumexp(logits, -1).square()[real].mean()
     assert torch.allclose(model.train()(**given, labels=labels).loss, smooth, atol=1e-5)
     assert torch.allclose(model.eval()(**given, labels=labels).loss, plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("body", ["seq2seq", "encoder", "decoder"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_loss_without_logits_is_the_same_with_the_same_gradients(body, tied):
+    model = build("dot | mlp", body, tie_embeddings=tied, label_smoothing=0.1, z_loss=1e-3).train()
+    given = inputs(body)
+    labels = given["input_ids"].clone()
+    labels[0, 3:6] = -100
+    plain = model(**given, labels=labels)
+    plain.loss.backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    chunked = model(**given, labels=labels, return_logits=False)
+    chunked.loss.backward()
+    assert chunked.logits is None
+    assert torch.allclose(chunked.loss, plain.loss, atol=1e-5)
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, gradients[name], atol=1e-5), name

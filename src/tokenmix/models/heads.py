@@ -21,6 +21,7 @@ from tokenmix.models.base import Head, TokenmixModel, TokenmixPreTrainedModel
 from tokenmix.models.cache import MixingCache
 from tokenmix.models.config import TokenmixConfig
 from tokenmix.models.losses import IGNORED, classification_loss, token_loss
+from tokenmix.ops.cross_entropy import linear_cross_entropy
 
 
 class Output(Head, nn.Linear):
@@ -65,11 +66,26 @@ class TokenmixLM(TokenmixPreTrainedModel):
             states = states * self.config.d_model**-0.5
         return self.lm_head(states)
 
-    def loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        """Cross-entropy with the configuration's label smoothing (in training) and z-loss."""
-        smoothing = self.config.label_smoothing if self.training else 0.0
-        z = self.config.z_loss if self.training else 0.0
-        return token_loss(logits, labels, label_smoothing=smoothing, z_loss=z, num_items_in_batch=num_items_in_batch)
+    def score_and_loss(
+        self, states: Tensor, labels: Tensor | None, num_items_in_batch: Any, return_logits: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Logits and, with labels, cross-entropy with the configuration's label smoothing and z-loss (in training).
+
+        Without logits to return, the loss is computed a few thousand tokens at a time, and those of a large vocabulary
+        are never stored whole.
+        """
+        smoothing, z = (self.config.label_smoothing, self.config.z_loss) if self.training else (0.0, 0.0)
+        options: dict[str, Any] = {"label_smoothing": smoothing, "z_loss": z}
+        if labels is not None and not return_logits:
+            states = states * self.config.d_model**-0.5 if self.config.scale_output else states
+            head = self.lm_head
+            return None, linear_cross_entropy(
+                states, head.weight, labels, bias=head.bias, count=num_items_in_batch, ignore_index=IGNORED, **options
+            )
+        logits = self.score(states)
+        if labels is None:
+            return logits, None
+        return logits, token_loss(logits, labels, num_items_in_batch=num_items_in_batch, **options)
 
 
 class Generates:
@@ -128,6 +144,7 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        return_logits: bool = True,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
@@ -143,9 +160,9 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
             decoder_inputs_embeds=decoder_inputs_embeds,
             **kwargs,
         )
-        logits = self.score(body.last_hidden_state)
+        logits, loss = self.score_and_loss(body.last_hidden_state, labels, num_items_in_batch, return_logits)
         out = Seq2SeqLMOutput(
-            loss=None if labels is None else self.loss(logits, labels, num_items_in_batch),
+            loss=loss,
             logits=logits,
             past_key_values=body.past_key_values,
             decoder_hidden_states=body.decoder_hidden_states,
@@ -173,21 +190,23 @@ class TokenmixForCausalLM(TokenmixLM, Generates, GenerationMixin):
         document_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        return_logits: bool = True,
         logits_to_keep: int = 0,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         body = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, document_ids=document_ids, **kwargs)
         states = body.last_hidden_state
-        logits = self.score(states[:, -logits_to_keep:] if logits_to_keep else states)
-        loss = None
+        following = None
         if labels is not None:
             following = torch.cat([labels[:, 1:], labels.new_full((labels.shape[0], 1), IGNORED)], 1)
             if document_ids is not None:  # the last token of a document predicts nothing
                 ends = torch.ones_like(document_ids, dtype=torch.bool)
                 ends[:, :-1] = document_ids[:, 1:] != document_ids[:, :-1]
                 following = following.masked_fill(ends, IGNORED)
-            loss = self.loss(logits, following, num_items_in_batch)
+        else:
+            states = states[:, -logits_to_keep:] if logits_to_keep else states
+        logits, loss = self.score_and_loss(states, following, num_items_in_batch, return_logits)
         out = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=body.past_key_values, hidden_states=body.hidden_states
         )
@@ -231,6 +250,7 @@ class TokenmixForMaskedLM(TokenmixLM):
         document_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        return_logits: bool = True,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
@@ -242,8 +262,8 @@ class TokenmixForMaskedLM(TokenmixLM):
             document_ids=document_ids,
             **kwargs,
         )
-        logits = self.score(self.transform(body.last_hidden_state))
-        loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
+        states = self.transform(body.last_hidden_state)
+        logits, loss = self.score_and_loss(states, labels, num_items_in_batch, return_logits)
         return _finish(MaskedLMOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict)
 
 
@@ -263,7 +283,7 @@ class Pooler(Head):
 
 
 class TokenmixForSequenceClassification(TokenmixPreTrainedModel):
-    """One label (or number) per text or pair of texts; pairs are told apart by `token_type_ids` where segments exist."""
+    """One label (or number) per text or pair of texts; `token_type_ids` tell a pair apart where segments exist."""
 
     body = "encoder"
     accepts_loss_kwargs = False  # the loss is a mean of its batch: Trainer divides by the accumulated batches
