@@ -157,7 +157,7 @@ def _run(model: Any, feed: dict[str, Tensor], tokens: tuple[str, ...], target: t
         own = target if record.stack == "decoder" and target else tokens
         asked = tokens if record.name.startswith("cross:") else own
         for kind, values in record.matrices.items():
-            array = values[0].float().cpu().numpy()
+            array = values[0].detach().float().cpu().numpy().copy()  # not the weights themselves
             place = (record.stack, record.layer + 1, record.sublayer, record.name, kind)
             found.append(Matrix(*place, array, own, asked))
     return found
