@@ -39,6 +39,7 @@ class BeamSearch(Search):
         super().__init__(examples, limits, device, stops)
         self.beams, self.length_penalty = beams, length_penalty
         self.tokens = self.tokens.repeat_interleave(beams)
+        self.count = torch.zeros(1, dtype=torch.long, device=device)  #: tokens chosen so far
         self.origin = torch.arange(examples * beams, device=device)
         pads = torch.full((examples, beams, limits.tokens), limits.pad, dtype=torch.long, device=device)
         self.running, self.done = pads, pads.clone()  #: ids [examples, beams, tokens]

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenmix.generation.beam import BeamSearch
-from tokenmix.generation.fused import AsItIs, Step, fuse
+from tokenmix.generation.fused import AsItIs, Step, encode, fuse, rms_norm
 from tokenmix.generation.search import Search
 from tokenmix.models.cache import MixingCache
 from tokenmix.models.stack import right_padded, roll
@@ -90,7 +90,8 @@ class Decoder:
         for sublayer in self.sublayers:
             x = sublayer(x, state)
         cache.end()
-        return self.model.score(self.stack.final_norm(x))
+        norm = self.stack.final_norm
+        return self.model.score(rms_norm(x, norm.weight, norm.eps) if isinstance(norm, nn.RMSNorm) else norm(x))
 
     def change_places(self, origin: Tensor) -> None:
         """Row i goes on from row origin[i] of the same example."""
@@ -125,7 +126,7 @@ class Session:
             mask = None if bool(mask.all()) else mask
         search, decoder = self.search, self.decoder
         if model.config.body == "seq2seq":
-            decoder.load(model.model.encode(input_ids, mask), mask)
+            decoder.load(encode(model.model, input_ids, mask), mask)
             self._capture(model.config.decoder_start_token_id)
             search.tokens.fill_(model.config.decoder_start_token_id)
         else:
@@ -145,7 +146,7 @@ class Session:
             if self.logits is not None:
                 self.search.choose(self.logits)
         else:
-            self._step()
+            self.search.choose(self._step())
         self.search.chosen += 1
 
     def shrink(self) -> None:
@@ -157,10 +158,7 @@ class Session:
     def _step(self) -> Tensor:
         if isinstance(self.search, BeamSearch):
             self.decoder.change_places(self.search.origin)
-        logits = self.decoder.step(self.search.tokens)
-        if self.graph is None or self.search.capturable:
-            self.search.choose(logits)
-        return logits
+        return self.decoder.step(self.search.tokens)
 
     def _capture(self, token: int) -> None:
         """Record a step as a CUDA graph, and put everything back to the start."""
@@ -172,11 +170,15 @@ class Session:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # compiles kernels, allocates caches
-                self._step()
+                logits = self._step()
+                if search.capturable:
+                    search.choose(logits)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             logits = self._step()
+            if search.capturable:
+                search.choose(logits)
         self.logits = None if search.capturable else logits
         self.decoder.state.cache.restart()
         search.restart()

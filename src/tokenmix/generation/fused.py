@@ -20,11 +20,10 @@ from tokenmix.mixers.channel import _Geglu
 from tokenmix.mixers.relative import RelativeBias
 from tokenmix.mixers.residual import Residual
 from tokenmix.models.cache import MixingCache
+from tokenmix.ops.kernels import INSTALLED, usable
 
-try:
+if INSTALLED:
     from tokenmix.generation import kernels
-except ImportError:  # no Triton here
-    kernels = None  # type: ignore[assignment]
 
 
 class Step:
@@ -40,15 +39,6 @@ class Step:
         self.bias: Tensor | None = None  #: the position bias that all layers share, for sublayers that ask for it
 
 
-def use_kernels(x: Tensor) -> bool:
-    """Triton on a GPU (or interpreted, where a test says so), plain torch elsewhere."""
-    return kernels is not None and (x.is_cuda or _interpreted())
-
-
-def _interpreted() -> bool:
-    return bool(kernels is not None and kernels.triton.knobs.runtime.interpret)
-
-
 class Projection:
     """Linear maps of one input side by side, after the input's RMS norm where there is one."""
 
@@ -60,7 +50,7 @@ class Projection:
     def load(self) -> None:
         """Pack the weights as they are now."""
         weight = self.maps[0].weight
-        if not use_kernels(weight):
+        if not usable(weight):
             return
         if self.norm is None and len(self.maps) == 1:  # nothing to pack
             self.packed = weight
@@ -82,7 +72,9 @@ class Projection:
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """x / √(mean x² + ε) ⊙ gain, few operations for few rows."""
+    """x / √(mean x² + ε) ⊙ gain in few operations."""
+    if usable(x):
+        return kernels.rms_norm(x, gain, eps)
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
     return (x * torch.rsqrt(size.square_().div_(x.shape[-1]).add_(eps)).to(x.dtype)).mul_(gain)
 
@@ -117,7 +109,7 @@ class SelfAttention:
             if key not in slot.tensors:
                 slot.tensors[key] = qkv.new_zeros(x.shape[0], slot.capacity, width)
         keys, values = slot.tensors["0.key"], slot.tensors["value"]
-        if use_kernels(x):
+        if usable(x):
             mixed = kernels.attend_new(
                 qkv, keys, values, slot.positions, step.ended,
                 heads=self.heads, scale=self.scale, bias=self.bias, source=slot.source,
@@ -178,7 +170,7 @@ class CrossAttention:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         memory = step.cache.slot(self.name).memory["memory"]
         q = self.ask(x)
-        if use_kernels(x):
+        if usable(x):
             assert step.memory_lengths is not None
             mixed = kernels.attend_memory(q, memory, step.memory_lengths, step.ended, heads=self.heads, scale=self.scale)
         else:
@@ -234,3 +226,26 @@ def fuse(residual: Residual, name: str, *, cross: bool, relative: RelativeBias |
     if isinstance(mixer, _Geglu) and plain and mixer.w1.bias is None:
         return FeedForward(residual)
     return AsItIs(residual, name, cross=cross)
+
+
+def encode(model: Any, input_ids: Tensor, mask: Tensor | None) -> Tensor:
+    """The encoder's states [batch, length, d_model]; as `model.encode`, in fewer operations where a GPU has kernels.
+
+    `mask` is right-padded, or None.
+    """
+    stack = model.encoder
+    x = model.embed(input_ids, None, None, None)
+    if not usable(x) or stack.site.post_norm:
+        return model.encode(input_ids, mask)
+    bias = None if stack.relative is None else stack.relative(x.shape[1])
+    shape = x.shape
+    for layer in stack.layers:
+        for residual in layer:
+            mixer, norm = residual.mixer, residual.norm
+            y = rms_norm(x, norm.weight, norm.eps) if isinstance(norm, nn.RMSNorm) else norm(x)
+            if isinstance(mixer, _Geglu) and mixer.w1.bias is None:
+                hidden = kernels.gated(mixer.w1(y), mixer.w2(y))
+                x = torch.addmm(x.flatten(0, 1), hidden.flatten(0, 1), mixer.w3.weight.t()).view(shape)
+            else:
+                x = x + mixer(y, mask, bias=bias)
+    return rms_norm(x, stack.final_norm.weight, stack.final_norm.eps) if isinstance(stack.final_norm, nn.RMSNorm) else stack.final_norm(x)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmix.ops.kernels import usable
+
 Stops = Callable[[Tensor], Tensor]  #: generated ids [..., tokens] → [...] True where a stop string has appeared
 
 
@@ -58,7 +60,7 @@ class Search:
         self.marks = torch.tensor(limits.marks, dtype=torch.long, device=device)
         self.rows = torch.arange(examples, device=device)  #: which example each row belongs to
         self.tokens = torch.zeros(examples, dtype=torch.long, device=device)  #: chosen last
-        self.count = torch.zeros(1, dtype=torch.long, device=device)  #: tokens chosen so far
+        self.count = torch.zeros(examples, dtype=torch.long, device=device)  #: tokens chosen so far in each row
         self.chosen = 0  #: the same number, known to the host
         self.sequences = torch.full((examples, limits.tokens), limits.pad, dtype=torch.long, device=device)
         self.totals = torch.zeros(examples, dtype=torch.float32, device=device)  #: log-probability of what was chosen
@@ -89,13 +91,19 @@ class Search:
 
     def choose(self, logits: Tensor) -> None:
         """Take logits [rows, vocabulary] and choose a token for every row that has not ended."""
+        if type(self) is Search and not self.scored and self.stops is None and usable(logits):
+            from tokenmix.generation import kernels
+
+            room, marks, pad = self.limits.room, self.marks, self.limits.pad
+            kernels.choose(logits, self.rows, self.tokens, self.count, room, self.ended, self.sequences, marks, pad)
+            return
         tokens, ended = self.pick(logits), self.ended
         if self.scored:
             logits = logits.float()
             gained = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
             self.totals[self.rows] += gained.masked_fill(ended, 0.0)
         self.tokens.copy_(tokens.masked_fill(ended, self.limits.pad))
-        self.sequences[self.rows, self.count.expand_as(self.rows)] = self.tokens
+        self.sequences[self.rows, self.count] = self.tokens
         self.count += 1
         ended |= self.is_mark(tokens) | (self.count >= self.limits.room[self.rows])
         if self.stops is not None:
@@ -122,7 +130,8 @@ class Search:
 
     def keep(self, examples: Tensor) -> Tensor:
         """Go on with some of the present examples alone; returns their rows."""
-        self.rows, self.tokens, self.ended = self.rows[examples], self.tokens[examples], self.ended[examples]
+        self.rows, self.count = self.rows[examples], self.count[examples]
+        self.tokens, self.ended = self.tokens[examples], self.ended[examples]
         return examples
 
     def result(self) -> tuple[Tensor, Tensor]:

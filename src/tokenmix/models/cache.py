@@ -40,7 +40,9 @@ class MixingCache(Cache):
             self.lengths = torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
         elif self.lengths.shape[0] != x.shape[0]:
             raise ValueError(f"this cache remembers a batch of {self.lengths.shape[0]}; got {x.shape[0]} rows")
-        positions = self.lengths[:, None] + torch.arange(x.shape[1], device=x.device)
+        positions = self.lengths[:, None]
+        if x.shape[1] > 1:
+            positions = positions + torch.arange(x.shape[1], device=x.device)
         if self.seen + x.shape[1] > self.capacity and int(positions.max()) >= self.capacity:
             raise ValueError(
                 f"sequence of {int(positions.max()) + 1} tokens exceeds max_length={self.capacity} of this model; "
