@@ -177,8 +177,13 @@ def judge(config: RunConfig, folder: Path, judging: Judging, validation: dict[st
     Text without labels, and mixtures, are judged by the validation at the end of the run.
     """
     name = config.data.task
-    shards = name.startswith("shards:") or name in MIXTURES
-    if shards or set(validation) & {"perplexity", "word_perplexity"}:
+    if name in MIXTURES:  # `mean`, then `task/metric`: the first of each task is its headline
+        tasks: dict[str, float] = {}
+        for key, value in validation.items():
+            if "/" in key:
+                tasks.setdefault(key.split("/")[0], value)
+        return {"metrics": validation, "categories": tasks, "scores": None}
+    if name.startswith("shards:") or set(validation) & {"perplexity", "word_perplexity"}:
         return _split_categories(validation) | {"scores": None}
     import torch
     import transformers

@@ -1,0 +1,56 @@
+"""gMLP, Table 10 (Appendix B): deeper and thinner Transformers at fixed capacity.
+
+    tokenmix reproduce gmlp-table-10 --scale bench
+
+Time: about 25 minutes on one H200. Expect: no gain from depth at equal parameters, and a loss for the deepest.
+"""
+
+from tokenmix.recipes.common import TINY_NOTE, WIKIPEDIA, tiny_text
+from tokenmix.recipes.gmlp_mlm import BERT, MLM, RELATIVE, SIZES, TINY, paper_mlm, pretrain
+from tokenmix.recipes.recipe import Claim, Recipe, Row, Scale
+from tokenmix.recipes.verdicts import every, not_worse, worse
+
+_MODELS = {
+    "12 + 12": ("bert-base-relative", 1, 1, (4.83, 768, 12, 110)),
+    "24 + 24": ("bert-24-thin", 2, 2 / 3, (5.08, 512, 8, 92)),
+    "48 + 48": ("bert-48-thin", 4, 1 / 2, (4.99, 384, 12, 98)),
+    "96 + 96": ("bert-96-thin", 8, 1 / 3, (5.30, 256, 8, 84)),
+}
+
+RECIPE = Recipe(
+    name="gmlp-table-10",
+    place="gMLP, Table 10",
+    title="MLM results with increasingly deeper & thinner Transformers",
+    columns=("Perplexity", "d_model", "#heads", "Params (M)"),
+    rows=tuple(
+        Row(
+            f"#L {name}",
+            dict(zip(("Perplexity", "d_model", "#heads", "Params (M)"), printed)),
+            preset,
+            BERT,
+            {**RELATIVE, "heads": 4},
+            {"layers": depth, "d_model": width, "d_ff": width},
+        )
+        for name, (preset, depth, width, printed) in _MODELS.items()
+    ),
+    scales={
+        "tiny": Scale(
+            (tiny_text("mlm", MLM),), sizes={**TINY, "d_model": 48, "layers": 1}, body="encoder", note=TINY_NOTE
+        ),
+        "bench": Scale(
+            (pretrain(),), seeds=3, sizes=SIZES, body="encoder", match="params", note=f"{WIKIPEDIA}; length 128"
+        ),
+        "paper": Scale((paper_mlm(),), note="the paper used a similar yet different set-up for this table"),
+    },
+    claims=(
+        Claim(
+            "deeper and thinner Transformers do not help",
+            every(*(not_worse("#L 12 + 12", f"#L {name}", "Perplexity", 0.1) for name in ("24 + 24", "48 + 48"))),
+            "4.83 against 5.08 and 4.99",
+        ),
+        Claim("the deepest is worse", worse("#L 96 + 96", "#L 12 + 12", "Perplexity"), "5.30 against 4.83"),
+    ),
+    baseline="#L 12 + 12",
+    lower=("Perplexity",),
+    doc=__doc__,
+)

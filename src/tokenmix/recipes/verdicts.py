@@ -1,0 +1,224 @@
+"""Does a claim hold? From our numbers by seed, and never on one seed or inside the noise.
+
+A comparison of two rows is paired by seed. It is decided only where the wider of the bootstrap's and Student's 95%
+interval of the difference lies wholly on one side of the claim's threshold; counted quantities have no noise.
+
+>>> numbers = Numbers({"R": {"BLEU": [27.1, 27.3, 27.2]}, "V": {"BLEU": [27.6, 27.5, 27.6]}})
+>>> within("R", "V", "BLEU", 1.0)(numbers).verdict
+'holds'
+>>> better("R", "V", "BLEU")(numbers).verdict
+'does not hold'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokenmix.compare.statistics import mean, wide_interval
+from tokenmix.recipes.recipe import Verdict
+
+HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run yet"
+COUNTED = ("Params", "FLOPs", "FLOPS", "MAdds", "#L")  # columns that are counted, not measured
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Our numbers: row → column → one value per seed (of the same seeds in every row)."""
+
+    values: Mapping[str, Mapping[str, Sequence[float]]]
+    lower: tuple[str, ...] = ()  #: columns in which less is better
+    quick: bool = field(default=False)  #: a trial of the machinery (`tiny`): nothing is decided
+
+    def get(self, row: str, column: str) -> list[float]:
+        """One value per seed; empty where it was not run."""
+        return list(self.values.get(row, {}).get(column, ()))
+
+    def gain(self, row: str, other: str, column: str) -> list[float]:
+        """How much better ``row`` is than ``other``, by seed."""
+        sign = -1.0 if column in self.lower else 1.0
+        return [sign * (a - b) for a, b in zip(self.get(row, column), self.get(other, column))]
+
+
+Check = Callable[[Numbers], Verdict]
+
+
+def better(row: str, other: str, column: str, by: float = 0.0) -> Check:
+    """``row`` is better than ``other`` by more than ``by``."""
+
+    def check(numbers: Numbers) -> Verdict:
+        if missing := _missing(numbers, (row, other), column):
+            return missing
+        return _decide(numbers.gain(row, other, column), by, _shown(numbers, (row, other), column), numbers, column)
+
+    return check
+
+
+def worse(row: str, other: str, column: str, by: float = 0.0) -> Check:
+    """``row`` is worse than ``other`` by more than ``by``."""
+    return better(other, row, column, by)
+
+
+def within(row: str, other: str, column: str, tolerance: float) -> Check:
+    """``row`` and ``other`` differ by less than ``tolerance``: decided where the whole interval does, or none of it."""
+
+    def check(numbers: Numbers) -> Verdict:
+        if missing := _missing(numbers, (row, other), column):
+            return missing
+        apart, shown = numbers.gain(row, other, column), _shown(numbers, (row, other), column)
+        if early := _too_few(apart, shown, numbers, column):
+            return early
+        low, high = _interval(apart, column)
+        text = f"difference {_between(low, high)}, asked: within ±{tolerance:g}"
+        if -tolerance < low and high < tolerance:
+            return Verdict(HOLDS, text, shown)
+        if high < -tolerance or low > tolerance:
+            return Verdict(FAILS, text, shown)
+        return Verdict(UNDECIDED, text, shown)
+
+    return check
+
+
+def not_worse(row: str, other: str, column: str, tolerance: float) -> Check:
+    """``row`` is no more than ``tolerance`` behind ``other``."""
+    return better(row, other, column, -tolerance)
+
+
+def ratio_above(row: str, other: str, column: str, factor: float) -> Check:
+    """The column's value of ``row`` is more than ``factor`` times that of ``other``."""
+
+    def check(numbers: Numbers) -> Verdict:
+        if missing := _missing(numbers, (row, other), column):
+            return missing
+        ratios = [a / b - factor for a, b in zip(numbers.get(row, column), numbers.get(other, column))]
+        return _decide(ratios, 0.0, _shown(numbers, (row, other), column), numbers, column)
+
+    return check
+
+
+def near(row: str, column: str, value: float, share: float = 0.01) -> Check:
+    """A counted quantity meets the printed one within ``share``."""
+
+    def check(numbers: Numbers) -> Verdict:
+        found = numbers.get(row, column)
+        if not found:
+            return Verdict(NOT_RUN, f"{row} has no {column} yet")
+        off = found[0] / value - 1
+        shown = f"{found[0]:,.4g} against the printed {value:,.4g}"
+        return Verdict(
+            HOLDS if abs(off) <= share else FAILS, f"{100 * off:+.1f}%, asked: within {100 * share:g}%", shown
+        )
+
+    return check
+
+
+def every(*checks: Check) -> Check:
+    """All of them: one that fails is enough against it, one that is open leaves it open."""
+
+    def check(numbers: Numbers) -> Verdict:
+        found = [one(numbers) for one in checks]
+        ours = "; ".join(dict.fromkeys(v.ours for v in found if v.ours))
+        reason = "; ".join(dict.fromkeys(v.reason for v in found))
+        for wanted in (FAILS, NOT_RUN, UNDECIDED):
+            hits = [v for v in found if v.verdict == wanted]
+            if hits:
+                return Verdict(wanted, "; ".join(dict.fromkeys(v.reason for v in hits)), ours)
+        return Verdict(HOLDS, reason, ours)
+
+    return check
+
+
+def same_slope(
+    family: Sequence[str], other: Sequence[str], size: str, column: str, tolerance: float, logarithmic: bool = True
+) -> Check:
+    """Two families improve equally fast with size: the slopes of log(column) over log(size) differ by < ``tolerance``.
+
+    With ``logarithmic`` off the column itself is fitted over log(size), as for accuracies.
+    """
+
+    def slopes(numbers: Numbers, rows: Sequence[str]) -> list[float]:
+        sizes = [math.log(numbers.get(row, size)[0]) for row in rows]
+        columns = [numbers.get(row, column) for row in rows]
+        seeds = min(len(values) for values in columns)
+        fitted = []
+        for seed in range(seeds):
+            values = [math.log(v[seed]) if logarithmic else v[seed] for v in columns]
+            fitted.append(float(np.polyfit(sizes, values, 1)[0]))
+        return fitted
+
+    def check(numbers: Numbers) -> Verdict:
+        for rows in (family, other):
+            if missing := _missing(numbers, rows, column) or _missing(numbers, rows, size):
+                return missing
+        a, b = slopes(numbers, family), slopes(numbers, other)
+        apart = [x - y for x, y in zip(a, b)]
+        shown = f"slopes {mean(a):.3f} and {mean(b):.3f}"
+        if early := _too_few(apart, shown, numbers, column):
+            return early
+        low, high = wide_interval(apart)
+        text = f"difference of slopes {_between(low, high)}, asked: within ±{tolerance:g}"
+        if -tolerance < low and high < tolerance:
+            return Verdict(HOLDS, text, shown)
+        return Verdict(FAILS if high < -tolerance or low > tolerance else UNDECIDED, text, shown)
+
+    return check
+
+
+def said(reason: str) -> Check:
+    """A claim that no number of this recipe decides; the reason says what would."""
+    return lambda numbers: Verdict(NOT_RUN, reason)
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+
+
+def _missing(numbers: Numbers, rows: Sequence[str], column: str) -> Verdict | None:
+    for row in rows:
+        if not numbers.get(row, column):
+            return Verdict(NOT_RUN, f"{row} has no {column} at this scale")
+    return None
+
+
+def _counted(column: str) -> bool:
+    return any(column.startswith(name) for name in COUNTED)
+
+
+def _too_few(apart: Sequence[float], shown: str, numbers: Numbers, column: str) -> Verdict | None:
+    if numbers.quick:
+        return Verdict(UNDECIDED, "a trial of the machinery: a few steps decide nothing", shown)
+    if len(apart) < 2 and not _counted(column):
+        return Verdict(UNDECIDED, "one seed decides nothing", shown)
+    return None
+
+
+def _interval(apart: Sequence[float], column: str) -> tuple[float, float]:
+    if _counted(column):
+        return apart[0], apart[0]
+    return wide_interval(apart)
+
+
+def _between(low: float, high: float) -> str:
+    return f"{low:+.3g}" if low == high else f"{low:+.3g} … {high:+.3g}"
+
+
+def _decide(apart: Sequence[float], by: float, shown: str, numbers: Numbers, column: str) -> Verdict:
+    if early := _too_few(apart, shown, numbers, column):
+        return early
+    low, high = _interval(apart, column)
+    text = f"difference {_between(low, high)}, asked: above {by:g}"
+    if low > by:
+        return Verdict(HOLDS, text, shown)
+    return Verdict(FAILS if high < by else UNDECIDED, text, shown)
+
+
+def _shown(numbers: Numbers, rows: Sequence[str], column: str) -> str:
+    parts = []
+    for row in rows:
+        values = numbers.get(row, column)
+        spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 and not _counted(column) else ""
+        parts.append(f"{row} {mean(values):,.4g}{spread}")
+    seeds = "" if _counted(column) else f" ({len(numbers.get(rows[0], column))} seeds)"
+    return f"{column}: " + ", ".join(parts) + seeds
