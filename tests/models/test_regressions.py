@@ -77,6 +77,8 @@ def test_new_num_labels_bring_new_names(caplog: pytest.LogCaptureFixture) -> Non
     [
         ("d_ff", 0), ("head_dim", 0), ("cross_heads", 0), ("cross_heads", -2), ("cross_head_dim", 0), ("dropout", "a"),
         ("dropout", None), ("z_loss", "x"), ("norm_eps", -1.0), ("pad_token_id", 40), ("decoder_start_token_id", None),
+        ("layers", None), ("patch_size", 0), ("num_labels", 0), ("num_labels", -1), ("relative_buckets", "x"),
+        ("tie_embeddings", "x"), ("scale", 1),
     ],
 )  # fmt: skip
 def test_impossible_sizes_are_named_not_replaced(option: str, value: Any) -> None:
@@ -174,3 +176,23 @@ def test_padding_between_tokens_is_refused_where_positions_are_counted() -> None
     assert model(ids, attention_mask=mask).logits.isfinite().all()
     with pytest.raises(ValueError, match="padding stands before or after the tokens of a row, not between"):
         model(ids, attention_mask=mask, use_cache=True)
+
+
+def test_names_of_hugging_face_mean_our_options() -> None:
+    config = TokenmixConfig(body="encoder", hidden_size=32, num_attention_heads=4, tie_word_embeddings=False)
+    assert (config.d_model, config.heads, config.tie_embeddings) == (32, 4, False)
+    assert TokenmixConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+def test_an_unknown_option_lists_options_only() -> None:
+    with pytest.raises(ValueError, match="did you mean 'dropout'") as error:
+        TokenmixConfig(dropuot=0.1)
+    assert "attribute_map" not in str(error.value)
+
+
+@pytest.mark.parametrize(("head", "bad"), [("masked_lm", 40), ("sequence_classification", 2), ("masked_lm", -1)])
+def test_labels_out_of_range_are_named(head: str, bad: int) -> None:
+    model = create_model(TokenmixConfig(body="encoder", **SIZES), head=head)
+    labels = torch.tensor([[3, bad]]) if head == "masked_lm" else torch.tensor([bad])
+    with pytest.raises(ValueError, match=f"label {bad} is outside 0 …"):
+        model(torch.tensor([[3, 4]]), labels=labels)

@@ -23,8 +23,9 @@ CONVENTIONS: dict[str, dict[str, Any]] = {
 
 FROM_TRANSFORMERS = {
     "num_labels", "name_or_path", "torch_dtype", "output_attentions", "attn_implementation", "experts_implementation",
-    "auto_map", "use_cache", "model_type", "per_layer_config", "tie_word_embeddings",
+    "auto_map", "use_cache", "model_type", "per_layer_config",
 }  # fmt: skip
+NOT_OPTIONS = {"model_type", "keys_to_ignore_at_inference", "attribute_map"}
 
 
 class TokenmixConfig(PreTrainedConfig):
@@ -104,12 +105,14 @@ class TokenmixConfig(PreTrainedConfig):
     decoder_start_token_id: int | None = 0
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for alias, name in self.attribute_map.items():  # Hugging Face's own names for our options
+            if alias in kwargs:
+                setattr(self, name, kwargs.pop(alias))
         known = FROM_TRANSFORMERS | set(GenerationConfig._get_default_generation_params())
         for key in kwargs:
             if key not in known and not key.startswith("_"):
-                raise unknown(
-                    "option of TokenmixConfig", key, [f for f in type(self).__annotations__ if f not in ("model_type",)]
-                )
+                own = [name for name in TokenmixConfig.__annotations__ if name not in NOT_OPTIONS]
+                raise unknown("option of TokenmixConfig", key, own)
         if self.body not in BODIES:
             raise unknown("body", self.body, BODIES)
         self.layer = str(parse(self.layer))
@@ -130,13 +133,14 @@ class TokenmixConfig(PreTrainedConfig):
             self.attention_dropout = self.dropout
         if self.pool is None:
             self.pool = "mean" if self.body == "vision" else "cls"
-        if self.body == "vision":
-            if self.image_size % self.patch_size:
-                raise ValueError(f"patch_size={self.patch_size} does not divide image_size={self.image_size}")
-            self.max_length = (self.image_size // self.patch_size) ** 2 + (self.pool == "cls")
         self._check()
+        if self.body == "vision":
+            self.max_length = (self.image_size // self.patch_size) ** 2 + (self.pool == "cls")
+        self.site()  # heads, widths
         self.is_encoder_decoder = self.body == "seq2seq"
-        super().__post_init__(**{key: value for key, value in kwargs.items() if key != "tie_word_embeddings"})
+        super().__post_init__(**kwargs)
+        if not self.num_labels or self.num_labels < 1:
+            raise ValueError(f"num_labels must be a whole number >= 1; got {self.num_labels!r}")
 
     def _check(self) -> None:
         """Every impossible value, by name."""
@@ -150,17 +154,26 @@ class TokenmixConfig(PreTrainedConfig):
         ):
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
-        for name in ("d_model", "heads", "vocab_size", "max_length", "image_size", "patch_size", "channels"):
+        for name in (
+            "d_model", "heads", "vocab_size", "max_length", "image_size", "patch_size", "channels", "relative_buckets",
+            "relative_distance",
+        ):  # fmt: skip
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
                 raise ValueError(f"{name} must be a whole number >= 1; got {getattr(self, name)!r}")
         for name in ("d_ff", "head_dim", "cross_heads", "cross_head_dim"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} must be a whole number >= 1, or None for its default; got {value!r}")
-        for name in ("layers", "decoder_layers", "segments"):
+        for name in ("layers", "segments", *(["decoder_layers"] if self.body == "seq2seq" else [])):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 0):
+            if type(value) is not int or value < 0:
                 raise ValueError(f"{name} must be a whole number >= 0; got {value!r}")
+        for name in (
+            "bias", "scale", "tie_embeddings", "scale_output", "scale_embeddings", "embedding_norm",
+            "embedding_projection", "head_transform", "pooler",
+        ):  # fmt: skip
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name} must be True or False; got {getattr(self, name)!r}")
         for name in (
             "dropout",
             "attention_dropout",
@@ -185,7 +198,8 @@ class TokenmixConfig(PreTrainedConfig):
             raise ValueError(
                 f'positions={self.positions!r} is for text; vision takes "absolute", "relative_per_layer" or "none"'
             )
-        self.site()  # heads, widths
+        if self.body == "vision" and self.image_size % self.patch_size:
+            raise ValueError(f"patch_size={self.patch_size} does not divide image_size={self.image_size}")
 
     def site(self, *, causal: bool = False) -> Site:
         """Where the mixers of this model's (encoder or, with `causal`, decoder) stack are built."""

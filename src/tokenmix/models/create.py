@@ -17,7 +17,7 @@ from transformers import (
 
 from tokenmix.models import heads
 from tokenmix.models.base import TokenmixModel, TokenmixPreTrainedModel
-from tokenmix.models.config import TokenmixConfig
+from tokenmix.models.config import NOT_OPTIONS, TokenmixConfig
 from tokenmix.models.presets import preset_config
 from tokenmix.naming import unknown
 
@@ -83,12 +83,7 @@ def changed(config: TokenmixConfig, overrides: dict[str, Any]) -> TokenmixConfig
 
 def plain(config: TokenmixConfig) -> dict[str, Any]:
     """The options of a configuration as keyword arguments."""
-    options = {
-        name: getattr(config, name)
-        for name in TokenmixConfig.__annotations__
-        if name not in ("model_type",) and not name.isupper()
-    }
-    options = {k: v for k, v in options.items() if k not in ("keys_to_ignore_at_inference", "attribute_map")}
+    options = {name: getattr(config, name) for name in TokenmixConfig.__annotations__ if name not in NOT_OPTIONS}
     if config.body == "vision":
         options.pop("max_length")
     return {**options, "id2label": config.id2label, "label2id": config.label2id, "problem_type": config.problem_type}

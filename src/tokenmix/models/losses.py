@@ -9,6 +9,18 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 IGNORED = -100
 
 
+def check_labels(labels: Tensor, classes: int) -> None:
+    """A clear error on the CPU; a GPU reports it by itself, later and less clearly."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling() or type(labels) is not Tensor or not labels.numel():
+        return
+    wrong = labels[((labels < 0) & (labels != IGNORED)) | (labels >= classes)]
+    if wrong.numel():
+        raise ValueError(
+            f"label {int(wrong[0])} is outside 0 … {classes - 1}, the classes of this model; {IGNORED} marks what does "
+            f"not count"
+        )
+
+
 def token_loss(
     logits: Tensor,
     labels: Tensor,
@@ -23,6 +35,7 @@ def token_loss(
     """
     logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
     labels = labels.flatten()
+    check_labels(labels, logits.shape[-1])
     real = labels != IGNORED
     total = cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=label_smoothing, reduction="sum")
     if z_loss:
@@ -40,4 +53,6 @@ def classification_loss(logits: Tensor, labels: Tensor, kind: str, label_smoothi
         return binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
     if labels.is_floating_point():  # soft labels, as mixup makes them
         return cross_entropy(logits, labels.to(logits.dtype), label_smoothing=label_smoothing)
-    return cross_entropy(logits, labels.long().view(-1), label_smoothing=label_smoothing)
+    labels = labels.long().view(-1)
+    check_labels(labels, logits.shape[-1])
+    return cross_entropy(logits, labels, label_smoothing=label_smoothing)
