@@ -110,7 +110,7 @@ class Frame:
         if xlabel:
             shapes.append(Text(self.left + self.width / 2, bottom + 12 + 2 * size, xlabel, size, "middle"))
         if ylabel:
-            shapes.append(Text(0, self.top - size * 0.8, ylabel, size, "start"))
+            shapes.append(Text(0, self.top - size * 1.15, ylabel, size, "start"))
         return shapes
 
 

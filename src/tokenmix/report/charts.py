@@ -19,6 +19,18 @@ WIDTH, HEIGHT, SIZE = 500.0, 320.0, 13.0
 PERCENT = ("accuracy", "exact_match", "f1", "matthews", "pearson", "spearman", "sequence_accuracy", "token_accuracy")
 
 
+def percent(metric: str) -> bool:
+    """Whether a metric is a share in percent."""
+    return metric.startswith(PERCENT)
+
+
+def _range(values: Sequence[float], metric: str, share: float) -> tuple[float, float]:
+    """The y axis: the values with a margin, within what the metric can be."""
+    low, high = padded(values, share)
+    low = max(0.0, low) if min(values) >= 0 else low
+    return low, min(101.5, high) if percent(metric) and max(values) <= 100 else high
+
+
 def metric_name(metric: str) -> str:
     """A metric as a reader knows it, with its unit.
 
@@ -26,7 +38,7 @@ def metric_name(metric: str) -> str:
     'exact match (%)'
     """
     words = metric.replace("_", " ").replace("/", " · ")
-    return f"{words} (%)" if metric.startswith(PERCENT) else words
+    return f"{words} (%)" if percent(metric) else words
 
 
 def style(number: int) -> tuple[str, str, str]:
@@ -77,13 +89,10 @@ def curves(
         return None
     every = [point for _, _, seeds, _ in drawn for points in seeds for point in points]
     steps, values = [step for step, _ in every], [value for _, value in every]
-    y = padded(values, 0.04)
-    positive = min(values) > 0
-    log = what == "loss" and positive and max(values) / min(values) > 30
+    y = _range(values, "" if what == "loss" else metric, 0.04)
+    log = what == "loss" and min(values) > 0 and max(values) / min(values) > 30
     if log:
         y = (min(values) * 0.8, max(values) * 1.2)
-    elif positive:
-        y = (max(0.0, y[0]), y[1])
     label = "training loss" + (" (log)" if log else "") if what == "loss" else metric_name(metric)
     frame = Frame(44, 30, WIDTH - 54, HEIGHT - 76, (min(0.0, min(steps)), max(steps) or 1.0), y, log_y=log)
     shapes = frame.draw("training step", label, SIZE)
@@ -117,7 +126,9 @@ def against_cost(models: Sequence[Mapping[str, Any]], cost: str, label: str, met
     costs = [x for _, _, x, _, _ in points]
     log = min(costs) > 0 and max(costs) / min(costs) > 8
     x = (min(costs) / 1.4, max(costs) * 1.4) if log else padded(costs, 0.16, least=max(costs) * 0.08)
-    y = padded([edge for _, _, _, m, d in points for edge in (m - d, m + d)], 0.1)
+    y = _range(
+        [edge for _, _, _, m, d in points for edge in (max(0.0, m - d) if m >= 0 else m - d, m + d)], metric, 0.1
+    )
     frame = Frame(44, 30, WIDTH - 54, HEIGHT - 76, x, y, log_x=log)
     shapes = frame.draw(label + (" (log)" if log else ""), metric_name(metric), SIZE)
     taken: list[tuple[float, float, float, float]] = []

@@ -16,6 +16,7 @@ from tokenmix.report.results import (
     Result,
     categories_table,
     decimals,
+    leader,
     metric_of,
     ranked,
     results_table,
@@ -83,7 +84,10 @@ def _head(result: Result) -> str:
     task, (metric, higher) = str(result.get("task", "")), metric_of(result)
     order = ranked(result)
     seeds = max((len(model["runs"]) for model in result["models"]), default=0)
-    if order:
+    if order and leader(result) is None:
+        title = f"No model leads on {task}"
+        lead = f"The best of them are equal, at {spread(order[0], decimals(result))} {charts.metric_name(metric)}."
+    elif order:
         sure = order[0]["name"] != result.get("baseline") and order[0].get("significant")
         title, lead = f"{order[0]['name']} {'is best' if sure else 'leads'} on {task}", _verdict(result, order, seeds)
     else:
@@ -112,11 +116,11 @@ def _verdict(result: Result, order: Sequence[Mapping[str, Any]], seeds: int) -> 
     said = f"It reaches {spread(best, digits)}{words}" + (f" over {seeds} seeds" if seeds > 1 else " with one seed")
     baseline = next((model for model in order if model["name"] == result.get("baseline")), None)
     if baseline is best:
-        behind = sum(bool(model.get("significant")) for model in order[1:])
-        others = (
-            f"of the {len(order) - 1} others {behind or 'none'} {'are' if behind > 1 else 'is'} significantly worse"
-        )
-        return f"{said}. It is the baseline; {others}." if len(order) > 1 else f"{said}."
+        behind, count = sum(bool(model.get("significant")) for model in order[1:]), len(order) - 1
+        others = f"{behind or 'none'} of the {count} others {'are' if behind > 1 else 'is'} significantly worse"
+        if count == 1:
+            others = f"the other is {'' if behind else 'not '}significantly worse"
+        return f"{said}. It is the baseline; {others}." if count else f"{said}."
     if baseline is None or best.get("difference") is None:
         return f"{said}."
     gap = written(best["difference"], digits, sign=True)

@@ -23,7 +23,7 @@ def metric_of(result: Result) -> tuple[str, bool]:
 def decimals(result: Result) -> int:
     """Digits after the point that the metric is written with, the same in all places."""
     means = [abs(model["mean"]) for model in result["models"] if model.get("mean") is not None]
-    return 1 if means and max(means) >= 10 else 3
+    return 1 if charts.percent(metric_of(result)[0]) or (means and max(means) >= 10) else 3
 
 
 def written(value: float | None, digits: int, sign: bool = False) -> str:
@@ -47,6 +47,13 @@ def ranked(result: Result) -> list[Model]:
     """Models with a result, the best first."""
     done = [model for model in result["models"] if model.get("mean") is not None]
     return sorted(done, key=lambda model: model["mean"], reverse=metric_of(result)[1])
+
+
+def leader(result: Result) -> Model | None:
+    """The model with the best mean, if it is alone there."""
+    order = ranked(result)
+    tied = len(order) > 1 and order[0]["mean"] == order[1]["mean"]
+    return order[0] if order and not tied else None
 
 
 def results_table(result: Result) -> str:
@@ -76,7 +83,8 @@ def results_table(result: Result) -> str:
     span = padded(scores, 0.05) if scores else (0.0, 1.0)
     order = ranked(result)
     rows = [*order, *(model for model in models if model.get("mean") is None)]
-    body = "".join(_row(result, models.index(model), model, span, bool(order) and model is order[0]) for model in rows)
+    best = leader(result)
+    body = "".join(_row(result, models.index(model), model, span, model is best) for model in rows)
     over = next((str(model["over"]) for model in models if model.get("over")), "seeds")
     sub = (
         f"Click a heading to sort. Differences are to the baseline <b>{escape(str(result.get('baseline', '')))}</b>, "
@@ -185,7 +193,7 @@ def categories_table(result: Result) -> str:
         return ""
     low, high = min(means.values()), max(means.values())
     digits = 1 if high >= 10 else 3
-    if metric.startswith(charts.PERCENT):
+    if charts.percent(metric):
         low, high = 0.0, 100.0
     head = '<th scope="col" data-first="ascending"><button type="button" class="sort">Category</button></th>'
     for model in models:
