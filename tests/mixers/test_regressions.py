@@ -65,3 +65,10 @@ def test_rms_norm_of_one_vector_and_its_second_derivative() -> None:
     (slope,) = torch.autograd.grad(norm(rows).square().sum(), rows, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):  # rather than a wrong number
         slope.sum().backward()
+
+
+@pytest.mark.parametrize("alpha", ['"scalar"', '"vector"', '"gate"'])
+def test_remix_without_composition_has_no_weights_that_do_nothing(alpha: str) -> None:
+    block = parse(f"remix(alpha={alpha}, compose=False)").build(d_model=8, max_length=6)
+    block(torch.randn(2, 5, 8)).sum().backward()
+    assert [name for name, p in block.named_parameters() if p.grad is None] == []

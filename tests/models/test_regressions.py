@@ -196,3 +196,46 @@ def test_labels_out_of_range_are_named(head: str, bad: int) -> None:
     labels = torch.tensor([[3, bad]]) if head == "masked_lm" else torch.tensor([bad])
     with pytest.raises(ValueError, match=f"label {bad} is outside 0 …"):
         model(torch.tensor([[3, 4]]), labels=labels)
+
+
+def test_generate_starts_from_encoder_outputs() -> None:
+    torch.manual_seed(0)
+    model = create_model(TokenmixConfig(body="seq2seq", layer="dot | remix", **SIZES)).eval()
+    ids, mask = left_padded()
+    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+    ready = model.generate(encoder_outputs=model.get_encoder()(ids, mask), **options)
+    assert torch.equal(ready, model.generate(ids, **options))
+
+
+def test_tuples_and_hidden_states_by_argument_or_configuration() -> None:
+    ids, _ = left_padded()
+    model = create_model(TokenmixConfig(body="decoder", layer="dot | mlp", **SIZES))
+    assert isinstance(model.model(ids, return_dict=False), tuple)
+    assert isinstance(model(ids, return_dict=False), tuple)
+    model.config.return_dict = False
+    assert isinstance(model(ids), tuple)
+    assert model(ids, return_dict=True).hidden_states is None
+    model.config.output_hidden_states = True
+    assert len(model(ids, return_dict=True).hidden_states) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"input_ids": torch.zeros(5, dtype=torch.long)}, r"input ids must be whole numbers \[batch, length\]"),
+        ({"input_ids": torch.zeros(2, 5)}, "input ids must be whole numbers"),
+        ({"input_ids": torch.zeros(2, 0, dtype=torch.long)}, "at least one token per row"),
+        ({"inputs_embeds": torch.zeros(2, 5, 7)}, r"input embeddings must be \[batch, length, 16\]"),
+    ],
+)
+def test_inputs_of_the_wrong_shape_are_named(given: dict[str, torch.Tensor], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        create_model(TokenmixConfig(body="encoder", **SIZES))(**given)
+
+
+def test_seq2seq_inputs_that_do_not_fit_are_named() -> None:
+    model, (ids, mask) = create_model(TokenmixConfig(body="seq2seq", **SIZES)), left_padded()
+    with pytest.raises(ValueError, match="input embeddings to the decoder"):
+        model(ids)
+    with pytest.raises(ValueError, match="of the encoder's states"):
+        model(encoder_outputs=model.get_encoder()(ids), attention_mask=mask[:, :4], decoder_input_ids=ids)

@@ -56,7 +56,9 @@ class RemixBlock(Mixer):
         self.w3 = linear(site, width, site.d_model)
         n = site.max_length
         self.h = nn.Parameter(torch.empty(spec.heads, 2 * n - 1) if spec.toeplitz else torch.empty(spec.heads, n, n))
-        if spec.alpha in ("scalar", "vector"):
+        if spec.compose is False:
+            pass  # X_S alone has no α
+        elif spec.alpha in ("scalar", "vector"):
             self.alpha = nn.Parameter(torch.empty(1 if spec.alpha == "scalar" else width))
         elif spec.alpha == "gate":
             self.alpha_gate = linear(site, width, width, bias=True)

@@ -48,6 +48,16 @@ class TokenmixPreTrainedModel(PreTrainedModel):
                 parameter.data = parameter.data.clone()
         return loaded
 
+    def returned(self, out: Any, return_dict: bool | None) -> Any:
+        """The output as a dict, or as a tuple where the call or the configuration asks for one."""
+        return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
+
+    def finish(self, out: Any, body: Any, return_dict: bool | None) -> Any:
+        """A head's output with the mixing matrices of its body."""
+        if body.get("mixing") is not None:
+            out["mixing"] = body["mixing"]
+        return self.returned(out, return_dict)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (Mixer, Embedding, Patches, Head)):
@@ -151,9 +161,19 @@ class TokenmixModel(TokenmixPreTrainedModel):
     ) -> Tensor:
         context["hidden_states"] = hidden_states
         if (ids is None) == (vectors is None):
-            raise ValueError("give either input ids or input embeddings" + ("" if ids is None else ", not both"))
+            raise ValueError(
+                f"give either input ids or input embeddings to the {stack.name}" + ("" if ids is None else ", not both")
+            )
+        if ids is not None and (ids.dim() != 2 or ids.is_floating_point()):
+            raise ValueError(f"input ids must be whole numbers [batch, length]; got {ids.dtype} {list(ids.shape)}")
+        if vectors is not None and (vectors.dim() != 3 or vectors.shape[-1] != self.config.d_model):
+            raise ValueError(
+                f"input embeddings must be [batch, length, {self.config.d_model}]; got {list(vectors.shape)}"
+            )
         given = ids if ids is not None else vectors
         length = given.shape[1]
+        if length == 0:
+            raise ValueError(f"the {stack.name} needs at least one token per row; got {list(given.shape)}")
         if length > self.config.max_length:
             raise ValueError(
                 f"sequence of {length} tokens exceeds max_length={self.config.max_length} of this model; "
@@ -224,6 +244,8 @@ class TokenmixModel(TokenmixPreTrainedModel):
         row, and every packed document is a row of its own.
         """
         records: list[MixingRecord] | None = [] if return_mixing else None
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         hidden: list[Tensor] | None = [] if output_hidden_states else None
         cache = past_key_values
         if cache is None and use_cache and self.config.body in ("decoder", "seq2seq"):
@@ -273,6 +295,11 @@ class TokenmixModel(TokenmixPreTrainedModel):
             else:
                 memory = encoder_outputs[0]
             asked, asked_mask = memory, None if attention_mask is None else attention_mask.bool()
+            if asked_mask is not None and asked_mask.shape != memory.shape[:2]:
+                raise ValueError(
+                    f"attention_mask must be [batch, length] = {list(memory.shape[:2])} of the encoder's states; "
+                    f"got {list(asked_mask.shape)}"
+                )
             if (
                 asked_mask is not None
                 and self.config.cross != "dot"
@@ -298,7 +325,7 @@ class TokenmixModel(TokenmixPreTrainedModel):
             )
         if records is not None:
             out["mixing"] = records
-        return out
+        return self.returned(out, return_dict)
 
 
 class EncoderOf(nn.Module):

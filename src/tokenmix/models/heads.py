@@ -142,6 +142,7 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
+        encoder_outputs: Any = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool = True,
@@ -158,6 +159,8 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             decoder_inputs_embeds=decoder_inputs_embeds,
+            encoder_outputs=encoder_outputs,
+            return_dict=True,
             **kwargs,
         )
         logits, loss = self.score_and_loss(body.last_hidden_state, labels, num_items_in_batch, return_logits)
@@ -169,7 +172,7 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
             encoder_last_hidden_state=body.encoder_last_hidden_state,
             encoder_hidden_states=body.encoder_hidden_states,
         )
-        return _finish(out, body, return_dict)
+        return self.finish(out, body, return_dict)
 
 
 class TokenmixForCausalLM(TokenmixLM, Generates, GenerationMixin):
@@ -195,7 +198,14 @@ class TokenmixForCausalLM(TokenmixLM, Generates, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        body = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, document_ids=document_ids, **kwargs)
+        body = self.model(
+            input_ids,
+            attention_mask,
+            inputs_embeds=inputs_embeds,
+            document_ids=document_ids,
+            return_dict=True,
+            **kwargs,
+        )
         states = body.last_hidden_state
         following = None
         if labels is not None:
@@ -210,7 +220,7 @@ class TokenmixForCausalLM(TokenmixLM, Generates, GenerationMixin):
         out = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=body.past_key_values, hidden_states=body.hidden_states
         )
-        return _finish(out, body, return_dict)
+        return self.finish(out, body, return_dict)
 
 
 class Transform(Head):
@@ -260,11 +270,14 @@ class TokenmixForMaskedLM(TokenmixLM):
             token_type_ids=token_type_ids,
             inputs_embeds=inputs_embeds,
             document_ids=document_ids,
+            return_dict=True,
             **kwargs,
         )
         states = self.transform(body.last_hidden_state)
         logits, loss = self.score_and_loss(states, labels, num_items_in_batch, return_logits)
-        return _finish(MaskedLMOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict)
+        return self.finish(
+            MaskedLMOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict
+        )
 
 
 class Pooler(Head):
@@ -314,6 +327,7 @@ class TokenmixForSequenceClassification(TokenmixPreTrainedModel):
             token_type_ids=token_type_ids,
             inputs_embeds=inputs_embeds,
             document_ids=document_ids,
+            return_dict=True,
             **kwargs,
         )
         states = body.last_hidden_state
@@ -330,7 +344,7 @@ class TokenmixForSequenceClassification(TokenmixPreTrainedModel):
                 "regression" if self.config.num_labels == 1 else "single_label_classification"
             )
             loss = classification_loss(logits, labels, kind, self.config.label_smoothing if self.training else 0.0)
-        return _finish(
+        return self.finish(
             SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict
         )
 
@@ -366,6 +380,7 @@ class TokenmixForQuestionAnswering(TokenmixPreTrainedModel):
             token_type_ids=token_type_ids,
             inputs_embeds=inputs_embeds,
             document_ids=document_ids,
+            return_dict=True,
             **kwargs,
         )
         logits = self.span(body.last_hidden_state)
@@ -383,7 +398,7 @@ class TokenmixForQuestionAnswering(TokenmixPreTrainedModel):
         out = QuestionAnsweringModelOutput(
             loss=loss, start_logits=start, end_logits=end, hidden_states=body.hidden_states
         )
-        return _finish(out, body, return_dict)
+        return self.finish(out, body, return_dict)
 
 
 class TokenmixForImageClassification(TokenmixPreTrainedModel):
@@ -407,14 +422,14 @@ class TokenmixForImageClassification(TokenmixPreTrainedModel):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> ImageClassifierOutput:
-        body = self.model(pixel_values=pixel_values, **kwargs)
+        body = self.model(pixel_values=pixel_values, return_dict=True, **kwargs)
         states = body.last_hidden_state
         logits = self.classifier(states[:, 0] if self.config.pool == "cls" else states.mean(1))
         loss = None
         if labels is not None:
             smoothing = self.config.label_smoothing if self.training else 0.0
             loss = classification_loss(logits, labels, "single_label_classification", smoothing)
-        return _finish(
+        return self.finish(
             ImageClassifierOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict
         )
 
@@ -424,9 +439,3 @@ def _mean(states: Tensor, mask: Tensor | None) -> Tensor:
         return states.mean(1)
     weight = mask.to(states.dtype).unsqueeze(-1)
     return (states * weight).sum(1) / weight.sum(1).clamp_min(1)
-
-
-def _finish(out: Any, body: Any, return_dict: bool | None) -> Any:
-    if body.get("mixing") is not None:
-        out["mixing"] = body["mixing"]
-    return out.to_tuple() if return_dict is False else out
