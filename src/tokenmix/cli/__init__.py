@@ -21,7 +21,9 @@ app = typer.Typer(
 
 
 @app.callback()
-def _options(verbose: bool = typer.Option(False, "--verbose", "-v", help="Show debug messages and full tracebacks.")) -> None:
+def _options(
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Show debug messages and full tracebacks."),
+) -> None:
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(message)s", stream=sys.stderr)
     for chatty in ("httpx", "filelock", "urllib3", "fsspec", "datasets", "matplotlib"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

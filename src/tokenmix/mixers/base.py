@@ -91,7 +91,9 @@ def mix_rows(weight: Tensor, x: Tensor, slot: Slot, *, softmax: bool) -> Tensor:
     rows = take_rows(weight[..., : slot.span], slot.positions)  # [batch, heads, new, span]
     hidden = ~slot.visible()[:, None]
     if softmax:
-        rows = torch.softmax(rows.masked_fill(hidden, float("-inf")), -1, dtype=torch.promote_types(rows.dtype, torch.float32))
+        rows = torch.softmax(
+            rows.masked_fill(hidden, float("-inf")), -1, dtype=torch.promote_types(rows.dtype, torch.float32)
+        )
     else:
         rows = rows.masked_fill(hidden, 0.0)
     return torch.einsum("bhij,bjhd->bihd", rows.to(x.dtype), x.unflatten(-1, (heads, -1))).flatten(-2)
@@ -156,4 +158,3 @@ def shift_window(x: Tensor, taps: int, *, causal: bool, slot: Slot | None, name:
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """x with padding set to 0."""
     return x if mask is None else x * mask.unsqueeze(-1).to(x.dtype)
-
