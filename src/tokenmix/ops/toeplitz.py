@@ -138,7 +138,7 @@ def toeplitz_fft_backward(grad: Tensor, window: Tensor, x: Tensor, causal: bool,
 
 
 @toeplitz_fft_backward.register_fake
-def _(grad, window, x, causal, need_w):  # type: ignore[no-untyped-def]
+def _(grad, window, x, causal, need_w):
     return x.new_empty(x.shape), window.new_empty(window.shape if need_w else 0)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenmix.ops.kernels import INTERPRETING, attention
 from tokenmix.ops.kernels.mix import describe, tma_ready
-from tokenmix.ops.kernels.tune import Config, choose, precision, processors
+from tokenmix.ops.kernels.tune import Config, choose, precision
 
 WORKSPACE = 1 << 30  # bytes of dS that exist at once on the way back
 
@@ -24,10 +24,9 @@ def _config(BI: int, BJ: int, warps: int, stages: int) -> Config:
     return {"BI": BI, "BJ": BJ, "num_warps": warps, "num_stages": stages}
 
 
-FORWARD = [_config(128, 64, 8, 3), _config(64, 64, 4, 3), _config(128, 64, 4, 3), _config(128, 128, 8, 2)]
-KEYS = [_config(64, 64, 4, 3), _config(32, 64, 4, 3), _config(64, 128, 8, 2), _config(64, 64, 4, 2)]
-QUERIES_SUM = [_config(64, 0, 8, 2), _config(32, 0, 4, 2)]
-QUERIES = [_config(128, 64, 4, 3), _config(64, 64, 4, 3)]
+FORWARD = [_config(128, 64, 8, 3), _config(64, 64, 4, 3), _config(128, 64, 8, 4), _config(128, 32, 8, 4)]
+KEYS = [_config(32, 64, 4, 3), _config(64, 64, 4, 2), _config(32, 64, 4, 4), _config(32, 128, 8, 3)]
+QUERIES = [_config(128, 64, 4, 3), _config(64, 64, 4, 3), _config(128, 64, 8, 4), _config(128, 128, 8, 2)]
 SINGLE = [_config(32, 32, 4, 2), _config(64, 32, 4, 2)]
 SMALL = [_config(16, 16, 1, 1)]
 
@@ -95,7 +94,7 @@ def attend_op(
 
 
 @attend_op.register_fake
-def _(q, k, v, bias, key_bias, mask, causal):  # type: ignore[no-untyped-def]
+def _(q, k, v, bias, key_bias, mask, causal):
     batch, heads, _, value_width = v.shape
     out = _rows_first(v, (batch, heads, q.shape[2], value_width))
     return out, v.new_empty(batch, heads, q.shape[2], dtype=torch.float32)
@@ -135,7 +134,7 @@ def attend_backward(
         _keys_pass(q, k, v, turned, key_bias, mask, causal, g, lse, delta, dk, dv, ds, first, count)
         part = _queries_pass(ds, k, dq, causal, first, count, need_bias or need_key_bias)
         sums = part if sums is None else sums + part if part is not None else None
-    dbias = dkey = v.new_empty(0)
+    dbias, dkey = v.new_empty(0), v.new_empty(0)
     if need_bias and bias is not None and sums is not None:
         dbias = sums.transpose(1, 2).to(bias.dtype, memory_format=torch.contiguous_format)
     if need_key_bias and key_bias is not None and sums is not None:
@@ -182,26 +181,20 @@ def _queries_pass(
     """Fills dq of `count` examples; returns Σ dSᵀ over them, [heads, keys, queries] in float32, if `wanted`."""
     heads, keys, width = k.shape[1:]
     queries = dq.shape[2]
-    together = wanted and _power(keys) * ds.element_size() <= 1024  # one tile holds all keys
 
-    def launch(c: Config) -> Tensor | None:
-        block = dict(c) | ({"BJ": _power(keys)} if together else {})
-        tiles = triton.cdiv(queries, block["BI"]) * heads
-        parts = min(count, max(1, round(2 * processors() / tiles))) if together else count
-        sums = ds.new_empty(parts if together else 0, heads, keys, queries, dtype=torch.float32)
-        attention.attention_backward_queries[(triton.cdiv(queries, block["BI"]), heads * parts)](
-            ds, k, dq, sums, *_strides(k), *_strides(dq), first, count, parts, heads, queries, keys, width,
-            SUM=together, CAUSAL=causal, PRECISION=precision(ds.dtype), DQ=_power(width), **block,
+    def launch(c: Config) -> None:
+        attention.attention_backward_queries[(triton.cdiv(queries, c["BI"]), heads * count)](
+            ds, k, dq, *_strides(k), *_strides(dq), first, heads, queries, keys, width,
+            CAUSAL=causal, PRECISION=precision(ds.dtype), EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0,
+            DQ=_power(width), **c,
         )  # fmt: skip
-        return (sums.sum(0) if parts > 1 else sums[0]) if together else None
 
-    key = (ds.dtype, count, heads, queries, keys, width, together)
-    sums = launch(choose("attend_queries", key, _pick(QUERIES_SUM if together else QUERIES, ds), launch))
-    return ds[:count].sum(0, dtype=torch.float32) if wanted and not together else sums
+    launch(choose("attend_queries", (ds.dtype, count, heads, queries, keys, width), _pick(QUERIES, ds), launch))
+    return ds[:count].sum(0, dtype=torch.float32) if wanted else None
 
 
 @attend_backward.register_fake
-def _(g, q, k, v, bias, key_bias, mask, causal, out, lse, needs):  # type: ignore[no-untyped-def]
+def _(g, q, k, v, bias, key_bias, mask, causal, out, lse, needs):
     dbias = v.new_empty(bias.shape, dtype=bias.dtype) if needs[0] else v.new_empty(0)
     dkey = v.new_empty(key_bias.shape, dtype=key_bias.dtype) if needs[1] else v.new_empty(0)
     return _rows_first(q), _rows_first(k), _rows_first(v), dbias, dkey

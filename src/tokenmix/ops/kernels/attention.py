@@ -4,9 +4,9 @@
     dv = Pᵀ do,  dP = do vᵀ,  dS = P ⊙ (dP − Δ),  Δ = Σ_d do ⊙ o,  dq = dS k,  dk = dSᵀ q,  dbias = Σ_b dS
 
 Forward keeps the logarithm of each row's sum. The way back walks over the keys (dk, dv) and leaves dSᵀ of some examples
-in a bounded workspace; a second kernel reads it once for both dq and the sum over examples, in a fixed order. The way
-back works on Sᵀ [keys, queries] throughout, bias and dS included, so that no tile is transposed in registers. TMA: bias
-and dS are tensor descriptors, copied by the bulk engine while the matrix units work.
+in a bounded workspace, from which come dq and, by a sum over examples in a fixed order, dbias. It works on Sᵀ [keys,
+queries] throughout, bias and dS included, so that no tile is transposed in registers. TMA: bias and dS are tensor
+descriptors, copied by the bulk engine while the matrix units work.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -184,40 +184,27 @@ def attention_backward_keys(
 
 @triton.jit
 def attention_backward_queries(
-    ds, k, dq, dbias, skb, skh, skj, sdqb, sdqh, sdqi, b_first, examples, parts, heads, queries, keys, width,
-    SUM: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    ds, k, dq, skb, skh, skj, sdqb, sdqh, sdqi, b_first, heads, queries, keys, width: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, EVEN_I: tl.constexpr, EVEN_J: tl.constexpr,
     DQ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """dq of BI queries of one head, example after example; with SUM (BJ ≥ keys) also Σ dS over these examples."""
+    """dq of BI queries of one head of one example from dSᵀ [examples, heads, keys, queries]."""
     i = tl.program_id(0) * BI + tl.arange(0, BI)
     head = tl.program_id(1) % heads
-    part = tl.program_id(1) // heads
+    local = (tl.program_id(1) // heads).to(tl.int64)
+    b = b_first + local
     d, jj = tl.arange(0, DQ), tl.arange(0, BJ)
-    first = examples * part // parts
-    last = examples * (part + 1) // parts
-    if SUM:
-        sums = tl.zeros((BJ, BI), tl.float32)
-    for local in tl.range(first, last):
-        example = tl.full((), 0, tl.int64) + local
-        b = b_first + example
-        columns = ds + (example * heads + head) * keys * queries + i[None, :]
-        k_b = k + b * skb + head * skh + d[None, :]
-        seen = (i < queries)[None, :]
-        acc = tl.zeros((BI, DQ), tl.float32)
-        if SUM:
-            t = tl.load(columns + jj[:, None] * queries, mask=(jj < keys)[:, None] & seen, other=0.0)
-            kt = tl.load(k_b + jj[:, None] * skj, mask=(jj < keys)[:, None] & (d < width)[None, :], other=0.0)
-            sums += t.to(tl.float32)
-            acc = tl.dot(tl.trans(t), kt, acc, input_precision=PRECISION)
+    columns = ds + (local * heads + head) * keys * queries + i[None, :]
+    k += b * skb + head * skh + d[None, :]
+    acc = tl.zeros((BI, DQ), tl.float32)
+    last = tl.minimum(keys, (tl.program_id(0) + 1) * BI) if CAUSAL else keys
+    for j0 in tl.range(0, last, BJ):
+        j = j0 + jj
+        if EVEN_I and EVEN_J:
+            t = tl.load(columns + j[:, None] * queries)
         else:
-            end = tl.minimum(keys, (tl.program_id(0) + 1) * BI) if CAUSAL else keys
-            for j0 in range(0, end, BJ):
-                j = j0 + jj
-                t = tl.load(columns + j[:, None] * queries, mask=(j < keys)[:, None] & seen, other=0.0)
-                kt = tl.load(k_b + j[:, None] * skj, mask=(j < keys)[:, None] & (d < width)[None, :], other=0.0)
-                acc = tl.dot(tl.trans(t), kt, acc, input_precision=PRECISION)
-        at = dq + b * sdqb + head * sdqh + i[:, None] * sdqi + d[None, :]
-        tl.store(at, acc.to(dq.dtype.element_ty), mask=(i < queries)[:, None] & (d < width)[None, :])
-    if SUM:
-        to = dbias + ((part * heads + head) * keys + jj[:, None]).to(tl.int64) * queries + i[None, :]
-        tl.store(to, sums, mask=(jj < keys)[:, None] & (i < queries)[None, :])
+            t = tl.load(columns + j[:, None] * queries, mask=(j < keys)[:, None] & (i < queries)[None, :], other=0.0)
+        kt = _rows(k + j[:, None] * skj, j, d, keys, width, EVEN_J, width == DQ)
+        acc = tl.dot(tl.trans(t), kt, acc, input_precision=PRECISION)
+    at = dq + b * sdqb + head * sdqh + i[:, None] * sdqi + d[None, :]
+    tl.store(at, acc.to(dq.dtype.element_ty), mask=(i < queries)[:, None] & (d < width)[None, :])

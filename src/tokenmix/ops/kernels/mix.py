@@ -34,21 +34,38 @@ def _spread(v, BM: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit
+def _operand(t, b, i, c, sb, si, sc, real, corner, TMA: tl.constexpr):
+    """A tile of an operand of the epilogue."""
+    v = t.load(corner) if TMA else tl.load(t + b * sb + i * si + c * sc, mask=real, other=0.0)
+    return v.to(tl.float32)
+
+
+@triton.jit
+def _write(t, v, b, i, c, sb, si, real, corner, TMA: tl.constexpr):
+    """A tile of a result."""
+    if TMA:
+        t.store(corner, v.to(t.dtype))
+    else:
+        tl.store(t + b * sb + i * si + c, v.to(t.dtype.element_ty), mask=real)
+
+
+@triton.jit
 def _finish(
-    s, m0, n0, head, b0, d0, n_first, N: tl.constexpr,
+    s, m0, head, b0, d0, n_first, N: tl.constexpr,
     y, extra, own, other, bias, alpha,
     syb, syi, sob, soi, soc, stb, sti, stc, sab, sai, sac,
     batch, queries, width, alpha_value,
     MODE: tl.constexpr, ALPHA: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OTHER: tl.constexpr, SAVE: tl.constexpr,
-    BM: tl.constexpr, BD: tl.constexpr,
+    BM: tl.constexpr, BD: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """The epilogue of N columns of a tile, from column n_first on."""
+    """The epilogue of N columns of a tile, from column n_first on. TMA: operands and results are tensor descriptors."""
     n = n_first + tl.arange(0, N)
     b = (b0 + n // BD).to(tl.int64)[None, :]
     d = d0 + n % BD
     c = (head * width + d)[None, :]
     i = (m0 + tl.arange(0, BM))[:, None]
     real = (i < queries) & (b < batch) & (d < width)[None, :]
+    corner = [b0 * queries + m0, head * width + d0 + n_first]
     if MODE == "compose" or MODE == "compose_grad":
         if ALPHA == 0:
             a = alpha_value
@@ -56,33 +73,36 @@ def _finish(
             a = tl.load(alpha + c * sac, mask=(d < width)[None, :], other=0.0).to(tl.float32)
         else:
             a = tl.load(alpha + b * sab + i * sai + c * sac, mask=real, other=0.0).to(tl.float32)
-    to = b * syb + i * syi + c
+    if MODE != "plain":
+        t = _operand(own, b, i, c, sob, soi, soc, real, corner, TMA)
     if MODE == "compose":
-        t = tl.load(own + b * sob + i * soi + c * soc, mask=real, other=0.0).to(tl.float32)
         out = a * (s * t) + (1 - a) * (t - s)
         if SAVE:
-            tl.store(extra + to, s.to(extra.dtype.element_ty), mask=real)
+            _write(extra, s, b, i, c, syb, syi, real, corner, TMA)
     elif MODE == "gate":
-        t = tl.load(own + b * sob + i * soi + c * soc, mask=real, other=0.0).to(tl.float32)
         if HAS_BIAS:
             s += tl.load(bias + i, mask=i < queries, other=0.0).to(tl.float32)
         if HAS_OTHER:
-            s += tl.load(other + b * stb + i * sti + c * stc, mask=real, other=0.0).to(tl.float32)
+            s += _operand(other, b, i, c, stb, sti, stc, real, corner, TMA)
         out = t * s
         if SAVE:
-            tl.store(extra + to, s.to(extra.dtype.element_ty), mask=real)
+            _write(extra, s, b, i, c, syb, syi, real, corner, TMA)
     elif MODE == "compose_grad":
-        g = tl.load(own + b * sob + i * soi + c * soc, mask=real, other=0.0).to(tl.float32)
-        t = tl.load(other + b * stb + i * sti + c * stc, mask=real, other=0.0).to(tl.float32)
-        out = s + g * (a * t + (1 - a))
+        out = s + t * (a * _operand(other, b, i, c, stb, sti, stc, real, corner, TMA) + (1 - a))
     elif MODE == "gate_grad":
-        g = tl.load(own + b * sob + i * soi + c * soc, mask=real, other=0.0).to(tl.float32)
-        t = tl.load(other + b * stb + i * sti + c * stc, mask=real, other=0.0).to(tl.float32)
-        tl.store(extra + to, (g * t).to(extra.dtype.element_ty), mask=real)
+        _write(
+            extra, t * _operand(other, b, i, c, stb, sti, stc, real, corner, TMA), b, i, c, syb, syi, real, corner, TMA
+        )
         out = s
     else:
         out = s
-    tl.store(y + to, out.to(y.dtype.element_ty), mask=real)
+    _write(y, out, b, i, c, syb, syi, real, corner, TMA)
+
+
+@triton.jit
+def _halves(t, M: tl.constexpr, N: tl.constexpr):
+    """The left and the right half of a tile [M, N]."""
+    return tl.split(tl.permute(tl.reshape(t, (M, 2, N // 2)), (0, 2, 1)))
 
 
 @triton.jit
@@ -93,7 +113,7 @@ def _mix(
     MODE: tl.constexpr, ALPHA: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OTHER: tl.constexpr, SAVE: tl.constexpr,
     ROW: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, SUB: tl.constexpr, TMA: tl.constexpr,
-    FLATTEN: tl.constexpr,
+    FLATTEN: tl.constexpr, EPILOGUE_TMA: tl.constexpr,
 ):  # fmt: skip
     """See the module. CAUSAL: 1, W is 0 right of its diagonal; −1, left of it. TMA: w and x are tensor descriptors."""
     BB: tl.constexpr = BN // BD
@@ -145,34 +165,51 @@ def _mix(
             bb = tl.minimum(b0 + tl.arange(0, BB), batch - 1)
             r = tl.load(row + bb[None, :].to(tl.int64) * srb + tl.minimum(i, queries - 1)[:, None] * sri + head * srh)
             acc *= _spread(r.to(tl.float32), BM, BB, BD)
+        # in pieces: fewer registers and less shared memory for the operands of the epilogue
+        PIECE: tl.constexpr = BN // SUB
         if SUB == 1:
-            _finish(acc, m0, n0, head, b0, d0, 0, BN, y, extra, own, other, bias, alpha, syb, syi, sob, soi, soc, stb,
-                    sti, stc, sab, sai, sac, batch, queries, width, alpha_value, MODE, ALPHA, HAS_BIAS, HAS_OTHER,
-                    SAVE, BM, BD)  # fmt: skip
-        else:  # in halves: fewer registers for the operands of the epilogue
-            HALF: tl.constexpr = BN // 2
-            left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, HALF)), (0, 2, 1)))
-            _finish(left, m0, n0, head, b0, d0, 0, HALF, y, extra, own, other, bias, alpha, syb, syi, sob, soi, soc,
-                    stb, sti, stc, sab, sai, sac, batch, queries, width, alpha_value, MODE, ALPHA, HAS_BIAS,
-                    HAS_OTHER, SAVE, BM, BD)  # fmt: skip
-            _finish(right, m0, n0, head, b0, d0, HALF, HALF, y, extra, own, other, bias, alpha, syb, syi, sob, soi,
-                    soc, stb, sti, stc, sab, sai, sac, batch, queries, width, alpha_value, MODE, ALPHA, HAS_BIAS,
-                    HAS_OTHER, SAVE, BM, BD)  # fmt: skip
+            _finish(acc, m0, head, b0, d0, 0, PIECE, y, extra, own, other, bias, alpha, syb,
+                    syi, sob, soi, soc, stb, sti, stc, sab, sai, sac, batch, queries, width, alpha_value, MODE, ALPHA,
+                    HAS_BIAS, HAS_OTHER, SAVE, BM, BD, EPILOGUE_TMA)  # fmt: skip
+        elif SUB == 2:
+            left, right = _halves(acc, BM, BN)
+            _finish(left, m0, head, b0, d0, 0, PIECE, y, extra, own, other, bias, alpha, syb,
+                    syi, sob, soi, soc, stb, sti, stc, sab, sai, sac, batch, queries, width, alpha_value, MODE, ALPHA,
+                    HAS_BIAS, HAS_OTHER, SAVE, BM, BD, EPILOGUE_TMA)  # fmt: skip
+            _finish(right, m0, head, b0, d0, PIECE, PIECE, y, extra, own, other, bias, alpha, syb,
+                    syi, sob, soi, soc, stb, sti, stc, sab, sai, sac, batch, queries, width, alpha_value, MODE, ALPHA,
+                    HAS_BIAS, HAS_OTHER, SAVE, BM, BD, EPILOGUE_TMA)  # fmt: skip
+        else:
+            left, right = _halves(acc, BM, BN)
+            first_quarter, second_quarter = _halves(left, BM, BN // 2)
+            _finish(first_quarter, m0, head, b0, d0, 0, PIECE, y, extra, own, other, bias, alpha, syb,
+                    syi, sob, soi, soc, stb, sti, stc, sab, sai, sac, batch, queries, width, alpha_value, MODE, ALPHA,
+                    HAS_BIAS, HAS_OTHER, SAVE, BM, BD, EPILOGUE_TMA)  # fmt: skip
+            _finish(second_quarter, m0, head, b0, d0, PIECE, PIECE, y, extra, own, other, bias, alpha, syb,
+                    syi, sob, soi, soc, stb, sti, stc, sab, sai, sac, batch, queries, width, alpha_value, MODE, ALPHA,
+                    HAS_BIAS, HAS_OTHER, SAVE, BM, BD, EPILOGUE_TMA)  # fmt: skip
+            third_quarter, last_quarter = _halves(right, BM, BN // 2)
+            _finish(third_quarter, m0, head, b0, d0, 2 * PIECE, PIECE, y, extra, own, other, bias, alpha, syb,
+                    syi, sob, soi, soc, stb, sti, stc, sab, sai, sac, batch, queries, width, alpha_value, MODE, ALPHA,
+                    HAS_BIAS, HAS_OTHER, SAVE, BM, BD, EPILOGUE_TMA)  # fmt: skip
+            _finish(last_quarter, m0, head, b0, d0, 3 * PIECE, PIECE, y, extra, own, other, bias, alpha, syb,
+                    syi, sob, soi, soc, stb, sti, stc, sab, sai, sac, batch, queries, width, alpha_value, MODE, ALPHA,
+                    HAS_BIAS, HAS_OTHER, SAVE, BM, BD, EPILOGUE_TMA)  # fmt: skip
 
 
 def _config(BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, flatten: bool = False,
-            sub: int = 1, per_sm: int = 0) -> Config:  # fmt: skip
-    """per_sm: persistent programs per multiprocessor, 0 for one program per tile."""
-    return {"BM": BM, "BN": BN, "BK": BK, "SUB": sub, "TMA": tma, "FLATTEN": flatten, "per_sm": per_sm,
+            sub: int = 1, per_sm: int = 0, bulk: bool = False) -> Config:  # fmt: skip
+    """per_sm: persistent programs per multiprocessor, 0 for one program per tile. bulk: the epilogue by TMA, too."""
+    return {"BM": BM, "BN": BN, "BK": BK, "SUB": sub, "TMA": tma, "EPILOGUE_TMA": bulk, "FLATTEN": flatten, "per_sm": per_sm,
             "num_warps": warps, "num_stages": stages}  # fmt: skip
 
 
 HALF_PRECISION = [
     _config(128, 256, 64, 8, 3, tma=True, flatten=True, per_sm=1, sub=2),
-    _config(128, 256, 64, 8, 3, tma=True),
-    _config(128, 128, 64, 4, 3, tma=True),
-    _config(128, 256, 64, 8, 3),
-    _config(128, 128, 64, 4, 3),
+    _config(128, 128, 64, 4, 3, tma=True, sub=2, bulk=True),
+    _config(128, 128, 64, 4, 3, tma=True, flatten=True, per_sm=2, sub=2),
+    _config(128, 256, 64, 8, 3, flatten=True, per_sm=1, sub=2),
+    _config(128, 128, 64, 4, 3, sub=2),
     _config(64, 128, 64, 4, 3),
 ]
 SINGLE_PRECISION = [_config(128, 64, 32, 4, 3), _config(64, 64, 32, 4, 3)]
@@ -224,20 +261,21 @@ def mix(
     width = channels // heads
     none = y  # stands for what is absent
     a = alpha if alpha is not None else none
-    own_, other_ = (t if t is not None else none for t in (own, other))
+    extra_, own_, other_ = (t if t is not None else none for t in (extra, own, other))
     row_, mask_ = (t if t is not None else none for t in (row, mask))
     alpha_strides = (0, 0, a.stride(0)) if a.dim() == 1 else a.stride()
 
     def launch(config: Config) -> None:
         block = dict(config)
-        per_sm, tma = block.pop("per_sm"), block["TMA"]
+        per_sm, tma, bulk = block.pop("per_sm"), block["TMA"], block["EPILOGUE_TMA"]
         bd = min(block["BN"], max(16, triton.next_power_of_2(width)))
         tiles = (
             heads * triton.cdiv(batch, block["BN"] // bd) * triton.cdiv(width, bd) * triton.cdiv(queries, block["BM"])
         )
         _mix[(min(tiles, per_sm * processors()) if per_sm else tiles,)](
             describe(w, block["BM"], block["BK"]) if tma else w, describe(x, block["BK"], bd) if tma else x,
-            y, extra if extra is not None else none, own_, other_, bias if bias is not None else none, a, row_, mask_,
+            *(t if not bulk else describe(t, block["BM"], bd // block["SUB"]) for t in (y, extra_, own_, other_)),
+            bias if bias is not None else none, a, row_, mask_,
             w.stride(0), w.stride(1), *x.stride(), y.stride(0), y.stride(1), *own_.stride(), *other_.stride(),
             *alpha_strides, *(row_.stride()), *(mask_.stride()[:2]),
             batch, queries, keys, padded, width, heads, alpha_value,
@@ -247,12 +285,13 @@ def mix(
         )  # fmt: skip
 
     if configs is None:
-        configs = candidates(w, x, keys, mask is not None)
+        bulk = all(tma_ready(t) for t in (y, extra_, own_, other_))
+        configs = candidates(w, x, keys, mask is not None, bulk)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None)
     launch(choose("mix", key, configs, launch))
 
 
-def candidates(w: Tensor, x: Tensor, keys: int, masked: bool) -> list[Config]:
+def candidates(w: Tensor, x: Tensor, keys: int, masked: bool, bulk: bool) -> list[Config]:
     """The configurations that can run on these tensors."""
     if INTERPRETING:
         return INTERPRETED
@@ -263,6 +302,8 @@ def candidates(w: Tensor, x: Tensor, keys: int, masked: bool) -> list[Config]:
 
     def fits(config: Config) -> bool:
         columns = config["BN"]
+        if config["EPILOGUE_TMA"] and not (bulk and w.shape[1] % config["BM"] == 0 and width % columns == 0):
+            return False
         return not config["TMA"] or (tma and width >= columns and (heads == 1 or width % columns == 0))
 
     return [config for config in HALF_PRECISION if fits(config)]

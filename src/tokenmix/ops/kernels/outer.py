@@ -113,15 +113,19 @@ def _outer(
         tl.store(total + (part * heads + head) * queries + i, tl.sum(sums, 1), mask=i < queries)
 
 
-def _config(BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, waves: int = 1) -> Config:
-    return {"BM": BM, "BN": BN, "BK": BK, "TMA": tma, "waves": waves, "num_warps": warps, "num_stages": stages}
+def _config(
+    BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, waves: int = 1, gluon: bool = False
+) -> Config:
+    """waves: rounds of programs on all multiprocessors. gluon: the kernel of `outer_hopper`."""
+    return {"BM": BM, "BN": BN, "BK": BK, "TMA": tma, "waves": waves, "gluon": gluon, "num_warps": warps,
+            "num_stages": stages}  # fmt: skip
 
 
 HALF_PRECISION = [
+    _config(128, 256, 64, 8, 3, tma=True, gluon=True),
     _config(128, 256, 64, 8, 3, tma=True),
-    _config(128, 128, 64, 4, 3, tma=True, waves=2),
     _config(128, 256, 64, 8, 3),
-    _config(128, 128, 64, 4, 3, waves=2),
+    _config(128, 128, 64, 8, 3, waves=2),
 ]
 SINGLE_PRECISION = [_config(64, 64, 32, 4, 3, waves=2), _config(128, 64, 32, 4, 3, waves=2)]
 INTERPRETED = [_config(16, 32, 16, 1, 1)]
@@ -151,12 +155,18 @@ def outer(
 
     def launch(config: Config) -> tuple[Tensor, Tensor | None]:
         block = dict(config)
-        waves, tma = block.pop("waves"), block["TMA"]
+        waves, gluon, tma = block.pop("waves"), block.pop("gluon"), block["TMA"]
         bm, bn, bk = block["BM"], block["BN"], block["BK"]
         tiles = heads * triton.cdiv(queries, bm) * triton.cdiv(keys, bn)
         splits = _splits(tiles, waves, batch * triton.cdiv(width, bk))
         dw = g.new_empty(splits, heads, queries, keys, dtype=torch.float32)
         sums = g.new_empty(splits, heads, queries, dtype=torch.float32) if total else None
+        if gluon:
+            from tokenmix.ops.kernels.outer_hopper import launch_outer_hopper
+
+            del block["TMA"]
+            launch_outer_hopper(g, own_, x, ds, dw, sums, mode=mode, alpha_value=alpha_value, splits=splits, **block)
+            return _added(dw), None if sums is None else sums.sum((0, 1))
         _outer[(tiles * splits,)](
             describe(g, bm, bk) if tma else g, describe(own_, bm, bk) if tma else own_,
             describe(x, bn, bk) if tma else x, dw, describe(ds, bm, bk) if tma else ds,
@@ -167,22 +177,32 @@ def outer(
             ROW=row is not None, MASK=mask is not None, CAUSAL=causal, EVEN=width % bk == 0,
             PRECISION=precision(x.dtype), **block,
         )  # fmt: skip
-        return dw.sum(0) if splits > 1 else dw[0], None if sums is None else sums.sum((0, 1))
+        return _added(dw), None if sums is None else sums.sum((0, 1))
 
     if configs is None:
-        configs = candidates(g, own_, x, heads, mask is not None)
+        simple = heads == 1 and row is None and alpha is None and not causal
+        configs = candidates(g, own_, x, heads, mask is not None, simple)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None, total)
     dw, sums = launch(choose("outer", key, configs, launch))
     return dw, ds, sums
 
 
-def candidates(g: Tensor, own: Tensor, x: Tensor, heads: int, masked: bool) -> list[Config]:
-    """The configurations that can run on these tensors."""
+def _added(parts: Tensor) -> Tensor:
+    return parts.sum(0) if parts.shape[0] > 1 else parts[0]
+
+
+def candidates(g: Tensor, own: Tensor, x: Tensor, heads: int, masked: bool, simple: bool) -> list[Config]:
+    """The configurations that can run on these tensors; the Gluon kernel takes simple cases only."""
     if INTERPRETING:
         return INTERPRETED
     if x.dtype == torch.float32:
         return SINGLE_PRECISION
-    width = x.shape[2] // heads
+    width, queries, keys = x.shape[2] // heads, g.shape[1], x.shape[1]
     tma = not masked and all(map(tma_ready, (g, own, x)))
-    length = g.shape[1]
-    return [c for c in HALF_PRECISION if not c["TMA"] or (tma and width % c["BK"] == 0 and length % c["BM"] == 0)]
+
+    def fits(c: Config) -> bool:
+        if c["gluon"] and not (simple and keys % c["BN"] == 0):
+            return False
+        return not c["TMA"] or (tma and width % c["BK"] == 0 and queries % c["BM"] == 0)
+
+    return [c for c in HALF_PRECISION if fits(c)]

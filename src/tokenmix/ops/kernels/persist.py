@@ -84,7 +84,7 @@ def persist_op(
 
 
 @persist_op.register_fake
-def _(w, x, row, mask, causal, mode, u, bias, addend, alpha, alpha_value, keep):  # type: ignore[no-untyped-def]
+def _(w, x, row, mask, causal, mode, u, bias, addend, alpha, alpha_value, keep):
     y = x.new_empty(x.shape[0], w.shape[1], x.shape[2])
     return y, torch.empty_like(y) if keep and mode != "plain" else x.new_empty(0)
 
@@ -143,7 +143,7 @@ def persist_backward(
 
 
 @persist_backward.register_fake
-def _(g, w, x, y, kept, row, mask, causal, mode, u, bias, alpha, alpha_value, needs):  # type: ignore[no-untyped-def]
+def _(g, w, x, y, kept, row, mask, causal, mode, u, bias, alpha, alpha_value, needs):
     nothing = g.new_empty(0)
     like = (w, x, row, u, bias, y, alpha)
     out = []

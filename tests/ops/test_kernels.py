@@ -1,0 +1,223 @@
+"""Every kernel against the float64 reference, output and every gradient: interpreted on a CPU, compiled on a GPU.
+
+Triton decides at import whether it interprets, so on a CPU one test runs this file again in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokenmix.ops import Compose, Gate, attend, persist, reference
+from tokenmix.ops.kernels import INSTALLED, INTERPRETING, usable
+
+RUNS = INSTALLED and (INTERPRETING or torch.cuda.is_available())
+DEVICE = "cpu" if INTERPRETING or not torch.cuda.is_available() else "cuda"
+DTYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+needs_kernels = pytest.mark.skipif(not RUNS, reason="runs in test_in_the_interpreter, or on a GPU")
+
+
+@pytest.mark.skipif(not INSTALLED, reason="needs triton (extra: kernels)")
+@pytest.mark.skipif(RUNS, reason="the kernels run in this process")
+def test_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, cwd=root, capture_output=True, text=True, timeout=280
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-2000:]
+    assert " passed" in run.stdout
+
+
+def compare(fast: Callable[..., Tensor], exact: Callable[..., Tensor], inputs: dict[str, Tensor]) -> None:
+    """Output and every gradient of `fast` against `exact` in float64 on the same numbers."""
+    dtype = inputs["x" if "x" in inputs else "v"].dtype
+    results = []
+    for function, cast in ((fast, lambda t: t), (exact, Tensor.double)):
+        leaves = {name: cast(t).detach().clone(memory_format=torch.preserve_format) for name, t in inputs.items()}
+        for leaf in leaves.values():
+            leaf.requires_grad_()
+        out = function(**leaves)
+        torch.manual_seed(1)
+        out.backward(torch.randn(out.shape, device=out.device).to(out.dtype))
+        results.append({"output": out, **{name: leaf.grad for name, leaf in leaves.items()}})
+    for name, right in results[1].items():
+        got = results[0][name]
+        assert got is not None, name
+        assert got.isfinite().all(), name
+        error = (got.double() - right).norm() / right.norm().clamp_min(1e-12)
+        assert error < TOLERANCE[dtype], f"{name}: relative error {error:.1e}"
+
+
+def lengths(batch: int, longest: int) -> Tensor:
+    """A padding mask: examples of all lengths, one of a single token."""
+    ends = torch.linspace(longest, 1, batch).int()
+    return (torch.arange(longest)[None] < ends[:, None]).to(DEVICE)
+
+
+def draw(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+EPILOGUES: dict[str, Callable[[int, int, int, torch.dtype], dict[str, Tensor]]] = {
+    "plain": lambda b, n, c, t: {},
+    "number": lambda b, n, c, t: {},
+    "scalar": lambda b, n, c, t: {"alpha": torch.rand(1, device=DEVICE)},
+    "vector": lambda b, n, c, t: {"alpha": torch.rand(c, device=DEVICE)},
+    "tensor": lambda b, n, c, t: {"alpha": torch.rand(b, n, c, device=DEVICE).to(t)},
+    "gate": lambda b, n, c, t: {"u": draw(b, n, c, dtype=t), "bias": torch.randn(n, device=DEVICE)},
+    "tiny": lambda b, n, c, t: {
+        "u": draw(b, n, c, dtype=t),
+        "bias": torch.randn(n, device=DEVICE),
+        "addend": draw(b, n, c, dtype=t),
+    },
+}
+
+
+def persisted(function: Any, kind: str, w: Tensor, x: Tensor, *, options: dict[str, Any], **extra: Tensor) -> Tensor:
+    match kind:
+        case "plain":
+            epilogue: Any = None
+        case "number":
+            epilogue = Compose(0.3)
+        case "gate" | "tiny":
+            epilogue = Gate(extra["u"], extra["bias"], extra.get("addend"))
+        case _:
+            epilogue = Compose(extra["alpha"])
+    return function(w, x, epilogue=epilogue, **options)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("softmax", "masked", "causal"),
+    [(False, True, True), (True, True, True), *([(True, False, False)] if DEVICE == "cuda" else [])],
+)
+@pytest.mark.parametrize("kind", EPILOGUES)
+def test_persist_equals_reference(kind: str, softmax: bool, masked: bool, causal: bool, dtype: torch.dtype) -> None:
+    batch, length, channels, heads = 3, 21, 24, 2
+    inputs = {"w": torch.randn(heads, length, length, device=DEVICE), "x": draw(batch, length, channels, dtype=dtype)}
+    inputs |= EPILOGUES[kind](batch, length, channels, dtype)
+    options = {"softmax": softmax, "mask": lengths(batch, length) if masked else None, "causal": causal}
+    assert usable(inputs["x"])
+    call = partial(persisted, kind=kind, options=options)
+    compare(lambda **t: call(persist, **t), lambda **t: call(reference.persist, **t), inputs)
+
+
+@needs_kernels
+def test_persist_takes_any_strides_and_a_matrix_that_is_not_square() -> None:
+    inputs = {"w": torch.randn(11, 19, device=DEVICE), "x": torch.randn(2, 32, 19, device=DEVICE)}
+    compare(
+        lambda w, x: persist(w, x[:, ::2].transpose(1, 2)),
+        lambda w, x: reference.persist(w, x[:, ::2].transpose(1, 2)),
+        inputs,
+    )
+
+
+@needs_kernels
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["plain", "number", "gate", "tiny"])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_persist_in_the_sizes_of_models(kind: str, heads: int) -> None:
+    """Large enough for the tiles and the copy engine that real models use."""
+    dtype = torch.bfloat16
+    inputs = {"w": torch.randn(heads, 512, 512, device=DEVICE), "x": draw(4, 512, 1024, dtype=dtype)}
+    inputs |= EPILOGUES[kind](4, 512, 1024, dtype)
+    call = partial(persisted, kind=kind, options={"softmax": True})
+    compare(lambda **t: call(persist, **t), lambda **t: call(reference.persist, **t), inputs)
+
+
+@needs_kernels
+@pytest.mark.gpu
+def test_gradient_of_the_matrix_has_the_same_bits_every_time() -> None:
+    w, x = torch.randn(512, 512, device=DEVICE, requires_grad=True), draw(32, 512, 1024, dtype=torch.bfloat16)
+    grads = []
+    for _ in range(3):
+        w.grad = None
+        persist(w, x, softmax=True, epilogue=Compose(0.5)).float().square().sum().backward()
+        grads.append(w.grad)
+    assert all(torch.equal(grads[0], g) for g in grads[1:])
+
+
+ATTENTION = {  # batch, heads, queries, keys, q·k width, v width, batch of k
+    "square": (3, 2, 21, 21, 8, 8, 3),
+    "cross": (3, 2, 17, 37, 24, 8, 3),
+    "learned-keys": (3, 2, 21, 21, 8, 20, 1),
+    "even": (2, 1, 32, 32, 16, 16, 2),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", ATTENTION)
+@pytest.mark.parametrize("terms", ["bias", "bias-key", "key", "bias-packed"])
+@pytest.mark.parametrize(("masked", "causal"), [(False, False), (True, True)], ids=["all", "padded-causal"])
+def test_attend_equals_reference(sizes: str, terms: str, masked: bool, causal: bool, dtype: torch.dtype) -> None:
+    batch, heads, queries, keys, width, value_width, k_batch = ATTENTION[sizes]
+    inputs = {
+        "q": draw(batch, heads, queries, width, dtype=dtype) / 3,
+        "k": draw(k_batch, keys, heads, width, dtype=dtype).transpose(1, 2),
+        "v": draw(batch, keys, heads, value_width, dtype=dtype).transpose(1, 2),
+    }
+    if "bias" in terms:
+        inputs["bias"] = draw(heads, queries, keys, dtype=dtype)
+    if "key" in terms:
+        inputs["key_bias"] = torch.randn(heads, keys, device=DEVICE)
+    mask = lengths(batch, keys) if masked else None
+    if "packed" in terms:  # [batch, queries, keys], one query of which sees nothing
+        mask = torch.rand(batch, queries, keys, device=DEVICE) > 0.4
+        mask[0, 1] = False
+    compare(partial(attend, mask=mask, causal=causal), partial(reference.attend, mask=mask, causal=causal), inputs)
+
+
+@needs_kernels
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [512, 1000])
+def test_attend_in_the_sizes_of_models(length: int) -> None:
+    dtype = torch.bfloat16
+    inputs = {n: draw(4, length, 4, 64, dtype=dtype).transpose(1, 2) for n in "qkv"}
+    inputs["q"] = inputs["q"] / 8
+    inputs["bias"] = draw(4, length, length, dtype=dtype)
+    compare(attend, reference.attend, inputs)
+
+
+@needs_kernels
+@pytest.mark.parametrize("workspace", [1, 1 << 30])
+def test_the_workspace_of_the_way_back_does_not_change_the_result(
+    workspace: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenmix.ops.kernels import attend as module
+
+    monkeypatch.setattr(module, "WORKSPACE", workspace)
+    inputs = {n: draw(3, 2, 20, 8, dtype=torch.float32) for n in "qkv"}
+    compare(attend, reference.attend, inputs | {"bias": torch.randn(2, 20, 20, device=DEVICE)})
+
+
+@needs_kernels
+@pytest.mark.parametrize("layer", ["random + dot | remix(alpha='vector')", "gmlp(attention=8)"])
+def test_a_model_on_kernels_is_one_graph(layer: str) -> None:
+    """`torch.compile` sees the kernels as operators it need not look into, on the way back, too."""
+    from tokenmix.models import TokenmixConfig, create_model
+
+    sizes = {"d_model": 16, "d_ff": 32, "heads": 2, "layers": 1, "max_length": 16, "vocab_size": 40}
+    model = create_model(TokenmixConfig(body="encoder", layer=layer, **sizes)).to(DEVICE)
+    ids = torch.randint(1, 40, (2, 16), device=DEVICE)
+    mask = torch.ones_like(ids)
+    mask[1, 10:] = 0
+    given = {"input_ids": ids, "attention_mask": mask, "labels": ids}
+    model(**given).loss.backward()
+    eager = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    torch.compile(model, fullgraph=True, backend="aot_eager")(**given).loss.backward()
+    for name, grad in eager.items():
+        torch.testing.assert_close(dict(model.named_parameters())[name].grad, grad, rtol=1e-4, atol=1e-5)
