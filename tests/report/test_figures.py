@@ -304,7 +304,7 @@ def test_ticks_are_round_and_numbers_short() -> None:
         999.6: "1000",
         1200: "1.2k",
         65_300_000: "65.3M",
-        1e-5: "1.0e-05",
+        1e-5: "1e-5",
     }
     assert {value: short(value) for value in wanted} == wanted
     assert short(None) == short(float("nan")) == "–"

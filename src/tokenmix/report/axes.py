@@ -51,7 +51,10 @@ def short(value: float | None) -> str:
     for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return _three(value / size) + letter
-    return _three(value) if abs(value) >= 1e-3 else f"{value:.1e}"
+    if abs(value) >= 1e-3:
+        return _three(value)
+    digits, power = f"{value:.1e}".split("e")
+    return f"{float(digits):g}e{int(power)}"
 
 
 def _three(value: float) -> str:

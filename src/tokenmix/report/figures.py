@@ -279,6 +279,8 @@ def attention_maps(
         tuple(Heatmap(f"L{n} · head {h}", found[n].values[h - 1], found[n].rows, found[n].columns) for h in picked)
         for n in chosen
     )
+    if len(picked) == 1:  # one head: the layers stand side by side
+        rows = _rows([row[0] for row in rows], 6)
     more = f" Heads 1 to 8 of {count}." if heads is None and count > 8 else ""
     number = "4 (decoder)" if stack == "decoder" else "5 (encoder)"
     return Figure(
@@ -289,7 +291,7 @@ def attention_maps(
         rows,
         FROM,
         TO,
-        size=_side(len(picked)),
+        size=_side(len(rows[0])),
     )
 
 

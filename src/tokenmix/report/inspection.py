@@ -91,7 +91,9 @@ def drawable(model: Any, sight: Sight) -> Iterator[Figure]:
             tries.append(partial(figures.token_filters, model, whole, stack=stack))
         tries.append(partial(figures.tiny_attention, model, sight, stack=stack))
     tries += [partial(figures.patch_filters, model, sight), partial(figures.weight_histograms, model, sight)]
-    tries += [partial(figures.attention_maps, model, sight, stack=stack) for stack in stacks]
+    for stack in stacks:
+        if any(matrix.heads > 1 or not matrix.persistent for matrix in sight.pick(stack, kind="mixing")):
+            tries.append(partial(figures.attention_maps, model, sight, stack=stack))  # else it is shown above
     tries.append(partial(figures.attention_maps, model, sight, stack="decoder", cross=True))
     names: set[str] = set()
     for make in tries:

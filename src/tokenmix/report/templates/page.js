@@ -260,6 +260,7 @@
         return [make("span", { class: "name" }, `${names[1][j]}`), track, make("span", { class: "value" }, short(weights[j]))];
       }));
       const answers = part("answers"), grid = model().grid;
+      answers.classList.toggle("picture", Boolean(grid));
       if (grid) {
         const [side, offset] = grid, picture = paint(weights.subarray(offset), side, side, own), size = Math.min(220, room(answers));
         const view = make("canvas", { width: size, height: size, role: "img", "aria-label": "what this patch draws from every patch of the image" });
@@ -294,7 +295,7 @@
     canvas.addEventListener("click", () => { state.pinned = !state.pinned; });
     fill(selects.model, models.map((m, k) => [k, m.name]));
     refresh("model");
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+    for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", draw);
     addEventListener("resize", draw);
   };
   $$("[data-explorer]").forEach(explore);
