@@ -34,6 +34,7 @@ from tokenmix.training.schedules import learning_rate
 
 TOKEN_LOSSES = ("ConditionalGeneration", "CausalLM", "MaskedLM")  # heads whose loss is a mean over tokens
 DEFAULT_STEPS = 3000
+LARGE_VOCABULARY = 8192
 
 
 @dataclass
@@ -163,11 +164,7 @@ class Trainer:
         if self.config.device.cuda_graphs is not None:
             return self.config.device.cuda_graphs
         small = sum(p.numel() for p in self.model.parameters()) < 30e6
-        return small and self.device.type == "cuda" and self.world == 1 and self.done_accumulate() == 1
-
-    def done_accumulate(self) -> int:
-        """Micro-batches per step at the start."""
-        return self.config.device.accumulate
+        return small and self.device.type == "cuda" and self.world == 1 and self.config.device.accumulate == 1
 
     def warm_up(self) -> None:
         """Compile every shape before the first step, so that no later step stops for it."""
@@ -285,7 +282,9 @@ class Trainer:
             pixels, targets = self.augment(tensors["pixel_values"], tensors["labels"])
             tensors = {"pixel_values": pixels * 2 - 1, "labels": targets}
         if self.token_loss:
-            return self.replica(**tensors, num_items_in_batch=items).loss
+            # logits of a large vocabulary are never stored whole
+            options = {"return_logits": False} if self.model.config.vocab_size > LARGE_VOCABULARY else {}
+            return self.replica(**tensors, num_items_in_batch=items, **options).loss
         return self.replica(**tensors).loss * share
 
     @contextlib.contextmanager
