@@ -146,6 +146,16 @@ def test_weight_histograms_count_the_entries_at_initialisation_and_now() -> None
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), fresh(model, 3).parameters()))
 
 
+def test_fresh_weights_are_those_a_run_of_that_seed_begins_with() -> None:
+    from tokenmix.training import RunConfig
+    from tokenmix.training.build import build
+
+    parts = build(
+        RunConfig.of({"seed": 5, "model": {"layer": "random + dot | remix"}, "data": {"task": "scan", "limit": 50}})
+    )
+    assert all(torch.equal(a, b) for a, b in zip(parts.model.parameters(), fresh(parts.model, 5).parameters()))
+
+
 @pytest.mark.parametrize("stack", ["encoder", "decoder"])
 def test_attention_maps_are_the_models_weights_per_layer_and_head(stack: str) -> None:
     model, tokenizer = built("synthesizer-rv-tiny"), words()

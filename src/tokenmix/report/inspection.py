@@ -38,15 +38,15 @@ def write_inspection(
     """
     run = Path(run)
     model, tokenizer = open_run(run)
-    note = ""
+    settings, note = _settings(run), ""
     if inputs is None:
-        inputs, target, note = _example(run, model, tokenizer)
+        inputs, target, note = _example(settings.get("data") or {}, model, tokenizer)
     sight = look(model, inputs, tokenizer=tokenizer, target=target, length=LONGEST)
     if not sight.matrices:
         raise ValueError(f"nothing to look into: the layer {model.config.layer!r} of {run} mixes no tokens")
     folder = Path(out) if out is not None else run / "inspect"
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = list(drawable(model, sight))
+    drawn = list(drawable(model, sight, int(settings.get("seed") or 0)))
     plates = ""
     for figure in drawn:
         links = {}
@@ -57,7 +57,7 @@ def write_inspection(
             except ImportError:  # pillow comes with an extra; the page does without
                 continue
         plates += plate(figure, links)
-    entry, cut = explorer_data(run.name, sight, MATRIX_BYTES)
+    entry, cut = explorer_data(run.resolve().name, sight, MATRIX_BYTES)
     data = {"matrices": figure_matrices(drawn), "explorers": {"run": [entry] if entry["matrices"] else []}}
     cut = f'<div class="note"><p>To keep this page small, {escape(cut)}.</p></div>' if cut else ""
     body = (
@@ -77,8 +77,8 @@ def write_inspection(
     return page_file
 
 
-def drawable(model: Any, sight: Sight) -> Iterator[Figure]:
-    """Every figure that this model has something for."""
+def drawable(model: Any, sight: Sight, seed: int = 0) -> Iterator[Figure]:
+    """Every figure that this model has something for; `seed` is that of its initial weights."""
     stacks = list(dict.fromkeys(matrix.stack for matrix in sight.matrices))
     shared = any(matrix.persistent and "remix" not in matrix.terms() for matrix in sight.matrices)
     # what every input shares is shown at full length, not cut to this text
@@ -90,7 +90,7 @@ def drawable(model: Any, sight: Sight) -> Iterator[Figure]:
             tries.append(partial(figures.spatial_matrices, model, whole, stack=stack))
             tries.append(partial(figures.token_filters, model, whole, stack=stack))
         tries.append(partial(figures.tiny_attention, model, sight, stack=stack))
-    tries += [partial(figures.patch_filters, model, sight), partial(figures.weight_histograms, model, sight)]
+    tries += [partial(figures.patch_filters, model, sight), partial(figures.weight_histograms, model, sight, seed=seed)]
     for stack in stacks:
         if any(matrix.heads > 1 or not matrix.persistent for matrix in sight.pick(stack, kind="mixing")):
             tries.append(partial(figures.attention_maps, model, sight, stack=stack))  # else it is shown above
@@ -107,14 +107,8 @@ def drawable(model: Any, sight: Sight) -> Iterator[Figure]:
         yield figure
 
 
-def _example(run: Path, model: Any, tokenizer: Any) -> tuple[Inputs, str | None, str]:
-    """An example of the run's own task, with a word on where it is from."""
-    import yaml
-
-    try:
-        data = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")).get("data") or {}
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
-        data = {}
+def _example(data: dict[str, Any], model: Any, tokenizer: Any) -> tuple[Inputs, str | None, str]:
+    """An example of the task in a run's `data` settings, with a word on where it is from."""
     inputs, target = (None, None)
     if data.get("task") and (tokenizer is not None or model.config.body == "vision"):
         inputs, target = example_of(str(data["task"]), data.get("form"), None, data.get("folder"))
@@ -124,6 +118,17 @@ def _example(run: Path, model: Any, tokenizer: Any) -> tuple[Inputs, str | None,
     else:
         said = "No input was given and no example of the run's task is here: the model read an empty input."
     return inputs, target, f'<div class="note"><p>{escape(said)}</p></div>'
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """What the run was trained with; empty for a model from elsewhere."""
+    import yaml
+
+    try:
+        settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _layer(model: Any) -> str:
