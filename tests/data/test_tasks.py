@@ -18,6 +18,7 @@ from tokenmix.data.sources import Files, Made
 from tokenmix.data.task import Example, Task, get_task, list_tasks, register
 
 GENERATED = {"scan", "scan_length", "scan_add_jump", "scan_add_turn_left", "toy"}
+GENERATED |= {"toy_sentiment", "toy_pairs", "toy_questions", "toy_images"}
 
 
 @pytest.fixture(autouse=True)

@@ -18,14 +18,18 @@ from tokenmix.cli import app
 def profile(
     models: Annotated[list[str], typer.Argument(help="Presets, aliases or layer expressions.", show_default=False)],
     batch: Annotated[int, typer.Option(min=1, help="Examples in a step.")] = 8,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens of the input; by default the model's longest.")] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of the input; by default the model's longest.")
+    ] = None,
     target_length: Annotated[int | None, typer.Option(min=1, help="Tokens of the target of a seq2seq model.")] = None,
     lengths: Annotated[str | None, typer.Option(help="Also a curve over these lengths, e.g. 64,128,256,512.")] = None,
     body: Annotated[str, typer.Option(help="Of a layer expression: seq2seq, encoder, decoder or vision.")] = "seq2seq",
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="An option of the model: --set d_model=256. Repeatable.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=0, help="Training steps timed in each of three rounds; 0 only counts.")] = 10,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Training steps timed in each of three rounds; 0 only counts.")
+    ] = 10,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -35,7 +39,10 @@ def profile(
     from tokenmix.compare.profile import length_curve
     from tokenmix.compare.profile import profile as measure
 
-    for name, value, known in (("device", device, ("auto", "cpu", "cuda")), ("precision", precision, ("auto", "fp32", "bf16"))):
+    for name, value, known in (
+        ("device", device, ("auto", "cpu", "cuda")),
+        ("precision", precision, ("auto", "fp32", "bf16")),
+    ):
         if value not in known:
             raise ValueError(f"--{name} must be one of {', '.join(known)}; got {value!r}")
     options = _options(setting or [])
@@ -104,12 +111,14 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     first = rows[0]
     table = Table(
         caption=Text(
-            f"batch {first['batch']}; {first['device']}, {first['precision']}; FLOPs: matrix products, two operations per "
-            "multiply-add, backward twice forward; steps: forward, backward and AdamW"
+            f"batch {first['batch']}; {first['device']}, {first['precision']}; FLOPs: matrix products, two operations "
+            "per multiply-add, backward twice forward; steps: forward, backward and AdamW"
         ),
         caption_justify="left",
     )
-    for number, name in enumerate(("model", "length", "parameters", *parts, "forward", "backward", "step", "steps/s", "memory", "of peak")):
+    for number, name in enumerate(
+        ("model", "length", "parameters", *parts, "forward", "backward", "step", "steps/s", "memory", "of peak")
+    ):
         table.add_column(Text(name.replace("_", " ")), justify="left" if not number else "right", overflow="fold")
     for row in rows:
         lengths = str(row["length"]) + (f" + {row['target_length']}" if row["target_length"] else "")

@@ -1,1 +1,1 @@
-"""Fair comparison of architectures: the same budget, data order and seeds for each, and statistics that know the noise."""
+"""Fair comparison of architectures: one budget, data order and seeds for all, and statistics that know the noise."""

@@ -64,6 +64,7 @@ def compare(
     live: Live | None = None,
     command: str | None = None,
     report: bool = True,
+    pool: str | Path | None = None,
 ) -> dict[str, Any]:
     """Train every model with every seed under the same budget on the same batches, judge them, and compare.
 
@@ -76,6 +77,7 @@ def compare(
         engine: "local" or "ray". jobs: runs side by side.
         weights: folders to start from, by (model, seed).
         live: who shows the progress.
+        pool: folder of the runs, where comparisons share it; by default ``out``.
     """
     judging = judging or Judging()
     settings = dict(settings)
@@ -94,7 +96,9 @@ def compare(
         check_models(entries, _body(settings, task), (settings.get("model") or {}).get("options") or {})
         if rule != "none":
             entries, achieved = matched(entries, reference, settings, rule)
-    runs = specs(entries, settings, seeds, folder, judging=judging, threads=default_threads(jobs), weights=weights)
+    runs = specs(
+        entries, settings, seeds, pool or folder, judging=judging, threads=default_threads(jobs), weights=weights
+    )
     about = _about(runs[0], task, judging, settings, reference, rule, achieved, command)
     records: dict[str, dict[str, Any]] = {}
     result: dict[str, Any] = {}

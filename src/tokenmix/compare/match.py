@@ -1,8 +1,8 @@
 """Equal sizes: the width of each model adjusted until it has the baseline's parameters, or its arithmetic.
 
-The rule: layers and d_model stay, and d_ff is adjusted in multiples of 8 (of the heads of a mixer, where they split it). A
-model that d_ff alone cannot bring within 2% — or only by making it narrower than d_model / 2 or wider than 8 · d_model —
-has d_model adjusted instead, in multiples of 8 · heads, its ratio of d_ff to d_model kept.
+The rule: layers and d_model stay, and d_ff is adjusted in multiples of 8 (of the heads of a mixer, where they split
+it). A model that d_ff between d_model / 2 and 8 · d_model cannot bring within 2% has d_model adjusted, its ratio
+of d_ff to d_model kept. What comes closest is taken, and how close it comes is reported.
 
 >>> matched = match(baseline, {"gmlp": config}, "params")["gmlp"]
 >>> matched.options, round(matched.ratio, 2)

@@ -1,4 +1,4 @@
-"""What a comparison runs: models × seeds, each a complete training configuration with a folder named after its contents.
+"""What a comparison runs: models × seeds, each a whole training configuration with a folder named after its contents.
 
 >>> contender("random + dot | geglu").model["layer"]
 'random + dot | geglu'

@@ -1,4 +1,4 @@
-"""What a model costs: parameters by part, FLOPs, steps a second, memory, share of the machine's peak, growth with length.
+"""What a model costs: parameters by part, FLOPs, steps a second, memory, share of peak, and growth with length.
 
 >>> found = profile(preset_config("remixer-tiny"), batch=8, length=64)
 >>> found["parameters"]["total"], found["steps_per_second"]
@@ -56,7 +56,9 @@ def profile(
         "flops_forward": forward.as_dict(),
         "flops_backward": 2 * forward.total,
         "flops_step": 3 * batch * forward.total,
-        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(place)
+        if place.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads",
         "precision": precision,
         "steps_per_second": None,
         "samples": [],
@@ -124,7 +126,10 @@ def example_batch(
     low = min(2, config.vocab_size - 1)
     ids = torch.randint(low, config.vocab_size, (batch, length), device=place)
     if config.body == "seq2seq":
-        return {"input_ids": ids, "labels": torch.randint(low, config.vocab_size, (batch, target_length or length), device=place)}
+        return {
+            "input_ids": ids,
+            "labels": torch.randint(low, config.vocab_size, (batch, target_length or length), device=place),
+        }
     return {"input_ids": ids, "labels": ids.clone()}
 
 
@@ -178,7 +183,9 @@ def _lengths(config: TokenmixConfig, length: int | None, target: int | None) -> 
     length = length or config.max_length
     for name, value in (("length", length), ("target length", target or 0)):
         if value > config.max_length:
-            raise ValueError(f"{name} {value} exceeds max_length={config.max_length} of this model; give --set max_length={value}")
+            raise ValueError(
+                f"{name} {value} exceeds max_length={config.max_length} of this model; give --set max_length={value}"
+            )
     return length, (target or length) if config.body == "seq2seq" else None
 
 

@@ -1,8 +1,8 @@
 """What several seeds say: mean, deviation, and the difference to a baseline with an interval.
 
-Models are compared in pairs: seed by seed (each seed is one order of the data, the same for every model), or, where there
-is one seed only, example by example. A difference is called significant only if the bootstrap interval and Student's t
-agree: with three seeds the bootstrap alone would be too sure.
+Models are compared in pairs: seed by seed (each seed is one order of the data, the same for every model), or, where
+there is one seed only, example by example. A difference is called significant only if the bootstrap interval and
+Student's t agree: with three seeds the bootstrap alone would be too sure.
 
 >>> difference([98.0, 97.0, 99.0], [95.0, 94.5, 95.5]).significant
 True

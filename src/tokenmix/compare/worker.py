@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,9 @@ def execute(spec: RunSpec) -> dict[str, Any]:
     record: dict[str, Any] = {"model": spec.model, "seed": spec.seed, "folder": spec.folder, "error": None}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        trained = _trained(spec, folder)
-        judged = _judged(spec, folder, trained)
+        with _quiet():
+            trained = _trained(spec, folder)
+            judged = _judged(spec, folder, trained)
         _write(folder / "live.json", {"phase": "done", "step": trained["steps"], "fraction": 1.0})
         return {**record, **trained, **judged, "status": "done"}
     except (Interrupted, KeyboardInterrupt):
@@ -59,6 +61,21 @@ def execute(spec: RunSpec) -> dict[str, Any]:
             _write(folder / "live.json", {"phase": "failed", "error": message})
         logger.debug("%s failed", spec.label, exc_info=True)
         return {**record, "status": "failed", "error": message, **_empty()}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No bars and load reports of transformers: they would tear the live view."""
+    import transformers
+
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
+        transformers.utils.logging.enable_progress_bar()
 
 
 def _empty() -> dict[str, Any]:
@@ -122,7 +139,7 @@ def _model_config(folder: Path) -> dict[str, Any]:
 
 
 def read_curve(folder: Path) -> tuple[list[dict[str, float]], int | None]:
-    """The learning curve in metrics.jsonl, thinned, and the peak of memory: loss in training, loss and metric in validation."""
+    """The learning curve in metrics.jsonl, thinned (training and validation), and the peak of memory."""
     points: dict[int, dict[str, float]] = {}
     memory = 0.0
     with contextlib.suppress(FileNotFoundError):
@@ -186,7 +203,6 @@ def judge(config: RunConfig, folder: Path, judging: Judging, validation: dict[st
     if name.startswith("shards:") or set(validation) & {"perplexity", "word_perplexity"}:
         return _split_categories(validation) | {"scores": None}
     import torch
-    import transformers
 
     from tokenmix.data.task import get_task
     from tokenmix.data.tokenizers import load_tokenizer
@@ -196,7 +212,6 @@ def judge(config: RunConfig, folder: Path, judging: Judging, validation: dict[st
     from tokenmix.training.features import HEADS, choose_form, features_for
 
     task = get_task(name)
-    transformers.utils.logging.disable_progress_bar()  # one bar per loaded model would tear the live view
     model_config = TokenmixConfig.from_pretrained(folder)
     form = choose_form(task, model_config.body, config.data.form)
     model: Any = MODELS[HEADS[model_config.body, form]].from_pretrained(folder)
@@ -262,7 +277,7 @@ def _write(path: Path, value: Any) -> None:
     os.replace(aside, path)
 
 
-# ---------------------------------------------------------------------------------------------------- as its own program
+# --------------------------------------------------------------------------------------------------- as its own program
 
 
 def spec_from_dict(values: dict[str, Any]) -> RunSpec:

@@ -17,7 +17,7 @@ def tiny(
     name: str, task: str, columns: dict[str, str], *, after: str | None = None, body: str | None = None, **data: Any
 ) -> Stage:
     """A stage of a few steps on generated data."""
-    words = {} if task == "toy_images" else {"tokenizer": "word"}
+    words = {} if after or task == "toy_images" else {"tokenizer": "word"}  # the weights bring their tokenizer
     settings = {
         "data": {"task": task, "limit": 32, "batch_size": 4, "vocab_size": 400, **words, **data},
         "budget": {"steps": 2},
@@ -30,7 +30,7 @@ def tiny(
 
 def tiny_text(name: str, columns: dict[str, str], length: int = 32, body: str | None = None) -> Stage:
     """Pretraining for a few steps on generated text."""
-    return tiny(name, "toy", columns, max_input=length, limit=16, body=body)
+    return tiny(name, "toy", columns, max_input=length, limit=16, body=body, tokenizer="bpe")
 
 
 def profiled(

@@ -2,8 +2,9 @@
 
     tokenmix reproduce gmlp-figure-2 --scale bench
 
-Time: about 45 minutes on one H200. Expect: two curves that lie on each other: gMLP and ViT at three sizes each, on
-Fashion-MNIST. The points of the paper's figure are those of its Table 2.
+Time: about 57 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+two curves that lie on each other: gMLP and ViT at three sizes each, on Fashion-MNIST. The points of the paper's
+figure are those of its Table 2.
 """
 
 from tokenmix.recipes.common import SCRATCH, TINY_NOTE, TINY_VISION, tiny

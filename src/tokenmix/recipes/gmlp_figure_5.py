@@ -2,8 +2,9 @@
 
     tokenmix reproduce gmlp-figure-5 --scale bench
 
-Time: about 75 minutes on one H200, shared with Table 4 (the runs are the same, and are reused from the same --out). Expect:
-log perplexity falls with log parameters along one line for both families, and finetuning accuracies rise equally fast.
+Time: about 151 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Runs of
+Table 4 in the same --out are reused. Expect: log perplexity falls with log parameters along one line for both
+families, and finetuning accuracies rise equally fast.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, WIKIPEDIA

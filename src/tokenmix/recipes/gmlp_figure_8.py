@@ -2,8 +2,9 @@
 
     tokenmix reproduce gmlp-figure-8 --scale bench
 
-Time: about 90 minutes on one H200, 35 with --jobs 3 (runs shared with Figure 7 are reused from the same --out). Expect: aMLP
-ahead of the Transformer on both tasks at every size. The figure's points are not printed.
+Time: about 227 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Runs of
+Figure 7 in the same --out are reused. Expect: aMLP ahead of the Transformer on both tasks at every size. The figure's
+points are not printed.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, WIKIPEDIA

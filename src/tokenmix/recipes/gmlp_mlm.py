@@ -12,7 +12,7 @@ AMLP = "gmlp(toeplitz=True, attention=64)"
 RELATIVE = {"positions": "relative_per_layer", "norm_position": "post", "embedding_norm": True, "head_transform": True}
 PLAIN = {"positions": "none", "heads": 1}
 SIZES = {"d_model": 384, "d_ff": 1536, "heads": 6, "layers": 4, "max_length": 128}
-TINY = {**TINY_SIZES, "d_model": 24, "d_ff": 48, "layers": 2, "max_length": 64}
+TINY = {**TINY_SIZES, "d_model": 24, "d_ff": 48, "max_length": 64}
 MLM = {"Perplexity": "perplexity", "Params (M)": "parameters/1e6"}
 
 

@@ -2,8 +2,9 @@
 
     tokenmix reproduce gmlp-table-1 --scale bench
 
-Time: about 2 minutes on one H200 (counting needs no GPU). Expect: parameters as printed, exactly those of timm's models;
-FLOPs here count two operations per multiply-add, as Table 1 does (Table 2's MAdds are half of that).
+Time: about 2 minutes on one H200 (an estimate; counting alone needs no GPU). Expect: parameters as printed, exactly
+those of timm's models; FLOPs here count two operations per multiply-add, as Table 1 does (Table 2's MAdds are half of
+that).
 """
 
 from tokenmix.recipes.common import TINY_NOTE, TINY_VISION, profiled

@@ -2,7 +2,8 @@
 
     tokenmix reproduce gmlp-table-10 --scale bench
 
-Time: about 25 minutes on one H200. Expect: no gain from depth at equal parameters, and a loss for the deepest.
+Time: about 30 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect: no
+gain from depth at equal parameters, and a loss for the deepest.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, WIKIPEDIA, tiny_text

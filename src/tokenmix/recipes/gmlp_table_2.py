@@ -2,8 +2,9 @@
 
     tokenmix reproduce gmlp-table-2 --scale bench
 
-Time: about 25 minutes on one H200. Expect: Fashion-MNIST in place of ImageNet, small models of equal size from scratch; gMLP
-and ViT should be close, and both above the Mixer. ConvNets and ResMLP are quoted.
+Time: about 28 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Fashion-MNIST in place of ImageNet, small models of equal size from scratch; gMLP and ViT should be close, and both
+above the Mixer. ConvNets and ResMLP are quoted.
 """
 
 from tokenmix.recipes.common import SCRATCH, TINY_NOTE, TINY_VISION, tiny

@@ -2,8 +2,8 @@
 
     tokenmix reproduce gmlp-table-4 --scale bench
 
-Time: about 75 minutes on one H200, 35 with --jobs 3. Expect: gMLP ahead on SST-2 and behind on sentence pairs at every
-size; depths 0.5, 1, 2 and 4 times 4 + 4 blocks.
+Time: about 151 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+gMLP ahead on SST-2 and behind on sentence pairs at every size; depths 0.5, 1, 2 and 4 times 4 + 4 blocks.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, WIKIPEDIA

@@ -2,8 +2,8 @@
 
     tokenmix reproduce gmlp-table-5 --scale bench
 
-Time: about 5 minutes on one H200 (counting needs no GPU). Expect: parameters within 1% of the printed ones; FLOPs at length
-512 without the masked LM head's output matrix come closest to the printed ones.
+Time: about 4 minutes on one H200 (an estimate; counting alone needs no GPU). Expect: parameters within 1% of the
+printed ones; FLOPs at length 512 without the masked LM head's output matrix come closest to the printed ones.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, profiled

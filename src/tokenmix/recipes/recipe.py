@@ -1,8 +1,9 @@
 """A recipe: a table of a paper as data. Which models, which task, which budget, the printed numbers, and the claims.
 
-A recipe has rows (the models of the table, with the numbers printed there), scales (`tiny` for CI, `bench` for one GPU,
-`paper` for the original), and claims that are checked against our own numbers. A scale is made of stages: a stage trains
-every row on one task (perhaps from the weights of an earlier stage), or profiles it, and fills columns of the table.
+A recipe has rows (the models of the table, with the numbers printed there), scales (`tiny` for CI, `bench` for one
+GPU, `paper` for the original), and claims that are checked against our own numbers. A scale is made of stages: a stage
+trains every row on one task (perhaps from the weights of an earlier stage), or profiles it, and fills columns of the
+table.
 
 >>> recipe = get_recipe("synthesizer-table-7")
 >>> recipe.row("Syn (FR+V)").printed["Reviews"]

@@ -2,9 +2,9 @@
 
     tokenmix reproduce remixer-table-1 --scale bench
 
-Time: about 3 minutes on one H200 (counting needs no GPU). Expect: parameters within 1% of the printed ones except Mixer's
-212M, which follows from no natural width; the paper does not say for which batch its FLOPs are, so that only their order
-is compared; speeds are those of a TPU in the paper.
+Time: about 2 minutes on one H200 (an estimate; counting alone needs no GPU). Expect: parameters within 1% of the
+printed ones except Mixer's 212M, which follows from no natural width; the paper does not say for which batch its
+FLOPs are, so that only their order is compared; speeds are those of a TPU in the paper.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, profiled

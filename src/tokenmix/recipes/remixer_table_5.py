@@ -2,8 +2,9 @@
 
     tokenmix reproduce remixer-table-5 --scale bench
 
-Time: about 60 minutes on one H200, less with --jobs 4. Expect: the paper ablates on SuperGLUE after pretraining; here the
-same ablations are trained from scratch on COGS and on SNLI.
+Time: about 183 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+the paper ablates on SuperGLUE after pretraining; here the same ablations are trained from scratch on COGS and on
+SNLI.
 """
 
 from tokenmix.recipes.common import SCRATCH, TINY_NOTE, TINY_SIZES, bench_finetune, tiny

@@ -2,9 +2,9 @@
 
     tokenmix reproduce synthesizer-table-2 --scale bench
 
-Time: about 90 minutes on one H200, 35 with --jobs 3. Expect: on Multi30k R stays close to the Transformer and Fix falls
-behind; in language modeling D+V and V lead and Fix is far behind. The printed parameters of the language models follow from
-no reading of the text (see `tokenmix models`).
+Time: about 202 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+on Multi30k R stays close to the Transformer and Fix falls behind; in language modeling D+V and V lead and Fix is far
+behind. The printed parameters of the language models follow from no reading of the text (see `tokenmix models`).
 """
 
 from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, WIKIPEDIA, bench_finetune, bench_text, tiny, tiny_text
@@ -81,7 +81,7 @@ RECIPE = Recipe(
                     objective="causal_lm",
                     body="decoder",
                 ),
-            ),  # fmt: skip
+            ),
             seeds=3,
             sizes={"d_model": 256, "d_ff": 1024, "heads": 8, "layers": 3, "max_length": 256},
             body="seq2seq",

@@ -2,8 +2,9 @@
 
     tokenmix reproduce synthesizer-table-3 --scale bench
 
-Time: about 35 minutes on one H200. Expect: SAMSum's summaries and replies stand for CNN/DailyMail and PersonaChat; small
-models from scratch write poor summaries, so that differences are small and may stay undecided.
+Time: about 75 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+SAMSum's summaries and replies stand for CNN/DailyMail and PersonaChat; small models from scratch write poor
+summaries, so that differences are small and may stay undecided.
 """
 
 from tokenmix.recipes.common import SCRATCH, TINY_NOTE, TINY_SIZES, bench_finetune, tiny

@@ -2,8 +2,8 @@
 
     tokenmix reproduce synthesizer-table-4 --scale bench
 
-Time: about 45 minutes on one H200. Expect: R and D fall behind on sentence pairs and hold on SST; MNLI is a 4% subset here,
-QQP and QNLI have no training set.
+Time: about 85 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect: R
+and D fall behind on sentence pairs and hold on SST; MNLI is a 4% subset here, QQP and QNLI have no training set.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, WIKIPEDIA, bench_finetune, bench_text, tiny, tiny_text
@@ -11,20 +11,57 @@ from tokenmix.recipes.recipe import Claim, Recipe, Row, Scale, Stage
 from tokenmix.recipes.verdicts import better, every, not_worse, worse
 
 _NAMES = (
-    "Glue", "CoLA", "SST", "MRPC F1", "MRPC acc", "STSB P", "STSB S", "QQP F1", "QQP acc", "MNLI m", "MNLI mm", "QNLI", "RTE",
-)  # fmt: skip
+    "Glue",
+    "CoLA",
+    "SST",
+    "MRPC F1",
+    "MRPC acc",
+    "STSB P",
+    "STSB S",
+    "QQP F1",
+    "QQP acc",
+    "MNLI m",
+    "MNLI mm",
+    "QNLI",
+    "RTE",
+)
 _TASKS = {
-    "Glue": "mean", "CoLA": "cola/matthews", "SST": "sst2/accuracy", "MRPC F1": "mrpc/f1", "MRPC acc": "mrpc/accuracy",
-    "STSB P": "stsb/pearson", "STSB S": "stsb/spearman", "QQP F1": "qqp/f1", "QQP acc": "qqp/accuracy",
-    "MNLI m": "mnli/accuracy", "QNLI": "qnli/accuracy", "RTE": "glue_rte/accuracy",
-}  # fmt: skip
+    "Glue": "mean",
+    "CoLA": "cola/matthews",
+    "SST": "sst2/accuracy",
+    "MRPC F1": "mrpc/f1",
+    "MRPC acc": "mrpc/accuracy",
+    "STSB P": "stsb/pearson",
+    "STSB S": "stsb/spearman",
+    "QQP F1": "qqp/f1",
+    "QQP acc": "qqp/accuracy",
+    "MNLI m": "mnli/accuracy",
+    "QNLI": "qnli/accuracy",
+    "RTE": "glue_rte/accuracy",
+}
 _MODELS = {
     "T5 (Base)": ("t5-base", "dot", (83.5, 53.1, 92.2, 92.0, 88.7, 89.1, 88.9, 88.2, 91.2, 84.7, 85.0, 91.7, 76.9)),
-    "Syn (R)": ("synthesizer-r-base", "random", (75.1, 41.2, 91.2, 85.9, 79.4, 74.0, 74.3, 85.5, 89.0, 77.6, 78.1, 87.6, 59.2)),
-    "Syn (D)": ("synthesizer-d-base", "dense", (72.0, 18.9, 89.9, 86.4, 79.4, 75.3, 75.5, 85.2, 88.3, 77.4, 78.1, 86.9, 57.4)),
-    "Syn (D+V)": ("synthesizer-dv-base", "dense + dot", (82.6, 48.6, 92.4, 91.2, 87.7, 88.9, 89.0, 88.6, 91.5, 84.3, 84.8, 91.7, 75.1)),
-    "Syn (R+V)": ("synthesizer-rv-base", "random + dot", (84.1, 53.3, 92.2, 91.2, 87.7, 89.3, 88.9, 88.6, 91.4, 85.0, 84.6, 92.3, 81.2)),
-}  # fmt: skip
+    "Syn (R)": (
+        "synthesizer-r-base",
+        "random",
+        (75.1, 41.2, 91.2, 85.9, 79.4, 74.0, 74.3, 85.5, 89.0, 77.6, 78.1, 87.6, 59.2),
+    ),
+    "Syn (D)": (
+        "synthesizer-d-base",
+        "dense",
+        (72.0, 18.9, 89.9, 86.4, 79.4, 75.3, 75.5, 85.2, 88.3, 77.4, 78.1, 86.9, 57.4),
+    ),
+    "Syn (D+V)": (
+        "synthesizer-dv-base",
+        "dense + dot",
+        (82.6, 48.6, 92.4, 91.2, 87.7, 88.9, 89.0, 88.6, 91.5, 84.3, 84.8, 91.7, 75.1),
+    ),
+    "Syn (R+V)": (
+        "synthesizer-rv-base",
+        "random + dot",
+        (84.1, 53.3, 92.2, 91.2, 87.7, 89.3, 88.9, 88.6, 91.4, 85.0, 84.6, 92.3, 81.2),
+    ),
+}
 SIZES = {"d_model": 256, "d_ff": 1024, "heads": 8, "layers": 4, "max_length": 256}
 PRETRAIN = bench_text("pretrain", {}, 8000, length=256, batch=64, lr=1e-3, objective="span_corruption")
 PAPER_PRETRAIN = Stage("pretrain", {"preset": "synthesizer-c4"}, {})

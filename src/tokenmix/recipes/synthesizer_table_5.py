@@ -2,8 +2,9 @@
 
     tokenmix reproduce synthesizer-table-5 --scale bench
 
-Time: about 45 minutes on one H200. Expect: as in Table 4. The two rows with another cross-attention test the paper's remark
-that it cannot be replaced; they have no number there.
+Time: about 98 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect: as
+in Table 4. The two rows with another cross-attention test the paper's remark that it cannot be replaced; they have no
+number there.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, WIKIPEDIA, bench_finetune, tiny, tiny_text
@@ -26,17 +27,42 @@ _NAMES = (
     "WSC",
 )
 _TASKS = {
-    "SGlue": "mean", "BoolQ": "boolq/accuracy", "CB F1": "cb/mean_f1", "CB acc": "cb/accuracy", "CoPA": "copa/accuracy",
-    "MultiRC F1a": "multirc/f1a", "MultiRC EM": "multirc/exact_match", "ReCoRD F1": "record/f1",
-    "ReCoRD EM": "record/exact_match", "RTE": "rte/accuracy", "WiC": "wic/accuracy", "WSC": "wsc/accuracy",
-}  # fmt: skip
+    "SGlue": "mean",
+    "BoolQ": "boolq/accuracy",
+    "CB F1": "cb/mean_f1",
+    "CB acc": "cb/accuracy",
+    "CoPA": "copa/accuracy",
+    "MultiRC F1a": "multirc/f1a",
+    "MultiRC EM": "multirc/exact_match",
+    "ReCoRD F1": "record/f1",
+    "ReCoRD EM": "record/exact_match",
+    "RTE": "rte/accuracy",
+    "WiC": "wic/accuracy",
+    "WSC": "wsc/accuracy",
+}
 _MODELS = {
     "T5 (Base)": ("t5-base", "dot", (70.3, 78.2, 72.1, 83.9, 59.0, 73.1, 32.1, 71.1, 70.3, 77.3, 65.8, 80.8)),
-    "Syn (R)": ("synthesizer-r-base", "random", (61.1, 69.5, 54.6, 73.2, 60.0, 63.0, 15.7, 58.4, 57.4, 67.5, 64.4, 66.3)),
-    "Syn (D)": ("synthesizer-d-base", "dense", (58.5, 69.5, 51.7, 71.4, 51.0, 66.0, 15.8, 54.1, 53.0, 67.5, 65.2, 58.7)),
-    "Syn (D+V)": ("synthesizer-dv-base", "dense + dot", (69.7, 79.3, 74.3, 85.7, 64.0, 73.8, 33.7, 69.9, 69.2, 78.7, 64.3, 68.3)),
-    "Syn (R+V)": ("synthesizer-rv-base", "random + dot", (72.2, 79.3, 82.7, 91.1, 64.0, 74.3, 34.9, 70.8, 69.9, 82.7, 64.6, 75.0)),
-}  # fmt: skip
+    "Syn (R)": (
+        "synthesizer-r-base",
+        "random",
+        (61.1, 69.5, 54.6, 73.2, 60.0, 63.0, 15.7, 58.4, 57.4, 67.5, 64.4, 66.3),
+    ),
+    "Syn (D)": (
+        "synthesizer-d-base",
+        "dense",
+        (58.5, 69.5, 51.7, 71.4, 51.0, 66.0, 15.8, 54.1, 53.0, 67.5, 65.2, 58.7),
+    ),
+    "Syn (D+V)": (
+        "synthesizer-dv-base",
+        "dense + dot",
+        (69.7, 79.3, 74.3, 85.7, 64.0, 73.8, 33.7, 69.9, 69.2, 78.7, 64.3, 68.3),
+    ),
+    "Syn (R+V)": (
+        "synthesizer-rv-base",
+        "random + dot",
+        (72.2, 79.3, 82.7, 91.1, 64.0, 74.3, 34.9, 70.8, 69.9, 82.7, 64.6, 75.0),
+    ),
+}
 
 RECIPE = Recipe(
     name="synthesizer-table-5",

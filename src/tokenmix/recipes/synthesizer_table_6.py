@@ -2,9 +2,10 @@
 
     tokenmix reproduce synthesizer-table-6 --scale bench
 
-Time: about 45 minutes on one H200. Expect: the published +V rows have self-attention 8 × 128 wide against the baseline's
-12 × 64 (cross-attention stays 12 × 64); here all have the same width (presets `synthesizer-*-base-matched` at paper scale).
-Speeds are those of a TPU in the paper.
+Time: about 70 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+the published +V rows have self-attention 8 × 128 wide against the baseline's 12 × 64 (cross-attention stays 12 × 64);
+here all have the same width (presets `synthesizer-*-base-matched` at paper scale). Speeds are those of a TPU in the
+paper.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, WIKIPEDIA, bench_text, profiled, tiny_text

@@ -2,8 +2,9 @@
 
     tokenmix reproduce synthesizer-table-7 --scale bench
 
-Time: about 70 minutes on one H200, 30 with --jobs 3. Expect: the paper's own model and budget (6 layers, d 512, 10K steps,
-batch 128) on inputs cut to 256 tokens. IMDb is complete; AG News has 12% of its training set here.
+Time: about 97 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+the paper's own model and budget (6 layers, d 512, 10K steps, batch 128) on inputs cut to 256 tokens. IMDb is
+complete; AG News has 12% of its training set here.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, profiled, tiny

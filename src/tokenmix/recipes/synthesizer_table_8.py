@@ -2,7 +2,8 @@
 
     tokenmix reproduce synthesizer-table-8 --scale bench
 
-Time: about 60 minutes on one H200, 25 with --jobs 3. Expect: all within half a BLEU point of each other, as in the paper.
+Time: about 75 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+all within half a BLEU point of each other, as in the paper.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, tiny

@@ -2,8 +2,8 @@
 
     tokenmix reproduce synthesizer-table-9 --scale bench
 
-Time: about 40 minutes on one H200, 15 with --jobs 3. Expect: BLEU grows with the heads at equal width (each head brings a
-matrix R of its own, so that the parameters grow too).
+Time: about 75 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+BLEU grows with the heads at equal width (each head brings a matrix R of its own, so that the parameters grow too).
 """
 
 from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, tiny
@@ -62,7 +62,7 @@ RECIPE = Recipe(
         ),
         "paper": Scale(
             (_paper("wmt14_en_de", "EnDe"), _paper("wmt14_en_fr", "EnFr"), _paper("wmt16_en_ro", "EnRo")),
-            note="the paper trains the three pairs in one model and does not print its steps; T5's own 262,144 stand here",
+            note="the paper trains the three pairs in one model and does not print its steps; T5's 262,144 stand here",
         ),
     },
     claims=(

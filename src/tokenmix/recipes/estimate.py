@@ -1,0 +1,81 @@
+"""How long a recipe takes on one H200, before it is run: launches bound small models, arithmetic the large ones.
+
+An estimate, for planning: 50 steps a second at most (small compiled models, evaluation included), and a third of the
+machine's bf16 peak for the arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenmix.models.counting import forward_flops
+from tokenmix.recipes.recipe import Recipe, Stage
+from tokenmix.recipes.run import config_of, contenders_of
+from tokenmix.training import RunConfig
+
+STEPS_PER_SECOND = 50.0
+FLOPS_PER_SECOND = 330e12
+START = 0.5  # minutes of a run that are not steps: compiling, judging
+EPOCH_EXAMPLES = {"imagenet": 1_281_167, "sst2": 67_349, "mnli": 392_702}
+# Typical lengths of input and target in a padded batch, in tokens, where the data and not a setting decides them.
+LENGTHS = {
+    "cogs": (24, 160),
+    "multi30k": (32, 32),
+    "snli": (48, 8),
+    "conjnli": (64, 8),
+    "anli": (64, 8),
+    "glue": (64, 8),
+    "superglue": (192, 8),
+    "samsum": (192, 48),
+    "ag_news": (64, 8),
+    "sst2": (32, 8),
+    "squad": (128, 8),
+}
+
+
+def gpu_minutes(recipe: Recipe, scale: str) -> float:
+    """Minutes of one GPU for all runs, one after another.
+
+    >>> 10 < gpu_minutes(get_recipe("gmlp-table-3"), "bench") < 200
+    True
+    """
+    chosen = recipe.scale(scale)
+    total = 0.0
+    for stage in chosen.stages:
+        for entry in contenders_of(recipe, scale, stage):
+            config = config_of(entry, stage.body or chosen.body)
+            if stage.profile:
+                total += 0.5
+                continue
+            total += chosen.seeds * (START + _minutes(stage, config))
+    return total
+
+
+def steps_of(run: RunConfig) -> int:
+    """Steps of a run, of epochs too."""
+    if run.budget.steps is not None:
+        return run.budget.steps
+    if run.budget.epochs is not None:
+        return round(run.budget.epochs * EPOCH_EXAMPLES.get(run.data.task, 100_000) / run.data.batch_size)
+    return 3000
+
+
+def shape_of(run: RunConfig, config: Any) -> tuple[int, int | None]:
+    """Lengths of input and target in a batch of a run."""
+    task = run.data.task
+    length = min(run.data.max_input or config.max_length, config.max_length)
+    target = min(run.data.max_target or length, config.max_length)
+    if task.startswith(("text:", "shards:", "c4")):
+        target = max(1, round(0.23 * length))  # span corruption: 114 of 512
+    for name, (inputs, targets) in LENGTHS.items():
+        if task.startswith(name):
+            length, target = min(length, inputs), min(target, targets)
+            break
+    return length, target if config.body == "seq2seq" else None
+
+
+def _minutes(stage: Stage, config: Any) -> float:
+    run = RunConfig.of(stage.settings)
+    length, target = shape_of(run, config)
+    flops = 3 * run.data.batch_size * forward_flops(config, length, target).total
+    return steps_of(run) * max(1 / STEPS_PER_SECOND, flops / FLOPS_PER_SECOND) / 60

@@ -1,0 +1,329 @@
+"""Carries out a recipe at a scale, puts our numbers beside the paper's, and says which claims hold.
+
+>>> result = reproduce(get_recipe("synthesizer-table-7"), "bench", out="runs/reproduce")
+>>> [(claim["text"], claim["verdict"]) for claim in result["claims"]]
+[('FR is about as good as Linformer on news', 'holds'), …]
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenmix.compare.comparison import compare, hardware, versions
+from tokenmix.compare.live import Live
+from tokenmix.compare.plan import Contender, Judging
+from tokenmix.compare.statistics import deviation, mean
+from tokenmix.models import TokenmixConfig, preset_config
+from tokenmix.recipes.recipe import Recipe, Row, Scale, Stage
+from tokenmix.recipes.verdicts import Numbers
+from tokenmix.training.config import merge
+
+logger = logging.getLogger(__name__)
+
+
+# -------------------------------------------------------------------------------------------------- models of a recipe
+
+
+def contender_of(row: Row, scale: Scale, stage: Stage, name: str) -> Contender:
+    """A row's model at a scale: its preset, or its layer at the scale's sizes."""
+    if name == "paper":
+        preset = stage.presets.get(row.name, row.preset)
+        return Contender(row.name, {"name": preset, "options": dict(row.changes)})
+    encoder, semicolon, decoder = str(row.layer).partition(";")
+    options: dict[str, Any] = {**scale.sizes, **row.options}
+    for option, factor in row.multiples.items():
+        base = options.get(option, options.get("layers") if option == "decoder_layers" else None)
+        if base is None:
+            raise ValueError(f"{row.name}: the scale has no {option} to multiply")
+        options[option] = max(1, round(base * factor))
+        if option == "d_model":
+            unit = 8 * max(1, options.get("heads", 1)) if base >= 128 else max(2, options.get("heads", 1))
+            options[option] = max(unit, round(base * factor / unit) * unit)
+    if semicolon:
+        options["decoder_layer"] = decoder.strip()
+    body = stage.body or scale.body
+    return Contender(row.name, {"layer": encoder.strip(), "options": options, **({"body": body} if body else {})})
+
+
+def contenders_of(recipe: Recipe, scale: str, stage: Stage) -> list[Contender]:
+    """The models of a stage, the baseline first."""
+    rows = [row for row in recipe.rows if row.runs(scale)]
+    rows.sort(key=lambda row: row.name != recipe.baseline)
+    return [contender_of(row, recipe.scale(scale), stage, scale) for row in rows]
+
+
+def config_of(entry: Contender, body: str | None = None) -> TokenmixConfig:
+    """A contender's configuration, its vocabulary that of its preset (or a small one)."""
+    model = entry.model
+    if model.get("name"):
+        return preset_config(model["name"], **model.get("options", {}))
+    options = dict(model.get("options", {}))
+    return TokenmixConfig(**{"body": model.get("body") or body or "seq2seq", "layer": model["layer"], **options})
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+
+
+def reproduce(
+    recipe: Recipe,
+    scale: str = "bench",
+    *,
+    out: str | Path = "runs/reproduce",
+    seeds: int | None = None,
+    engine: str = "local",
+    jobs: int = 1,
+    data: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    live: Live | None = None,
+    report: bool = True,
+) -> dict[str, Any]:
+    """Run every stage; stages of recipes that share an ``out`` reuse each other's runs.
+
+    ``settings`` lie above the recipe's own (`{"budget": {"steps": 100}}`); the result says so.
+    """
+    chosen = recipe.scale(scale)
+    count = seeds or chosen.seeds
+    folder = Path(out)
+    started = time.time()
+    values: dict[str, dict[str, list[float]]] = {}
+    stages: dict[str, Any] = {}
+    weights: dict[str, dict[tuple[str, int], str]] = {}
+    for stage in chosen.stages:
+        entries = contenders_of(recipe, scale, stage)
+        place = folder / recipe.name / scale / stage.name
+        if stage.profile:
+            found = _profile(entries, stage, chosen)
+            stages[stage.name] = found
+            _fill(values, stage, recipe, {name: _profiled(row) for name, row in found["models"].items()})
+            continue
+        above = merge(stage.settings, {"data": {"folder": data}} if data else {}, settings or {})
+        above = _prepared(above, folder, data, chosen.body or stage.body)
+        sizes = (
+            {"model": {"body": stage.body or chosen.body}} if scale != "paper" and (stage.body or chosen.body) else {}
+        )
+        result = compare(
+            entries,
+            merge(sizes, above),
+            seeds=count,
+            out=place,
+            rule=chosen.match if not stage.after else "none",
+            judging=Judging(stage.split, stage.examples, stage.beams),
+            baseline=recipe.baseline,
+            engine=engine,
+            jobs=jobs,
+            weights=weights.get(stage.after) if stage.after else None,
+            live=live,
+            command=recipe.command(scale),
+            report=report,
+            pool=folder,
+        )
+        weights[stage.name] = {
+            (row["name"], run["seed"]): run["folder"] for row in result["models"] for run in row["runs"]
+        }
+        stages[stage.name] = _short(result)
+        _fill(values, stage, recipe, {row["name"]: _measured(row) for row in result["models"]})
+    made = _result(recipe, scale, count, values, stages, time.time() - started, settings)
+    place = folder / recipe.name / scale
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "result.json").write_text(json.dumps(made, indent=1, ensure_ascii=False), encoding="utf-8")
+    return made
+
+
+def _prepared(settings: dict[str, Any], folder: Path, data: str | None, body: str | None) -> dict[str, Any]:
+    """`text:NAME` as shards: the text is tokenized once, for all recipes that share the folder and the body's style."""
+    task = settings.get("data", {}).get("task", "")
+    if not task.startswith("text:"):
+        return settings
+    from tokenmix.data.shard_writer import prepare_shards
+    from tokenmix.data.sources import Files
+    from tokenmix.data.task import get_task
+    from tokenmix.data.tokenizers import load_tokenizer, train_tokenizer
+
+    name, size = task.removeprefix("text:"), settings["data"].get("vocab_size", 16_000)
+    style = "bert" if body == "encoder" else "t5"
+    place = folder / "text" / f"{name}-{style}-{size}"
+    source = get_task(name).source("train", data)
+    if not isinstance(source, Files):
+        raise ValueError(f"{name} is prepared from local files; put them into the data folder (--data, $TOKENMIX_DATA)")
+    if not (place / "tokenizer" / "tokenizer.json").exists():
+        logger.info("training a tokenizer of %s tokens on %s → %s", f"{size:,}", name, place / "tokenizer")
+        texts = (example.target for _, example in zip(range(20_000), get_task(name).stream("train", data)))
+        made = train_tokenizer(texts, kind="unigram", vocab_size=size, style=style)
+        made.save_pretrained(place / "tokenizer")
+    if not (place / "shards" / "manifest.json").exists():
+        logger.info("preparing %s → %s", name, place / "shards")
+        prepare_shards(_files(source, data), load_tokenizer(place / "tokenizer"), place / "shards")
+        load_tokenizer(place / "tokenizer").save_pretrained(place / "shards" / "tokenizer")
+    return merge(settings, {"data": {"task": f"shards:{place / 'shards'}", "vocab_size": 8000}})
+
+
+def _files(source: Any, data: str | None) -> list[Path]:
+    from tokenmix.data.readers import find_file
+    from tokenmix.data.sources import data_folder
+
+    folder = (data_folder(data) or Path()) / source.folder
+    found = find_file(folder, source.splits["train"])
+    if found is None:
+        raise FileNotFoundError(f"no {source.splits['train']} (plain, .gz or .xz) in {folder}")
+    return [found]
+
+
+def _profile(entries: Sequence[Contender], stage: Stage, scale: Scale) -> dict[str, Any]:
+    from tokenmix.compare.profile import profile
+
+    settings = dict(stage.settings)
+    return {
+        "profile": settings,
+        "models": {
+            entry.name: profile(_fitting(config_of(entry, scale.body), settings), **settings) for entry in entries
+        },
+    }
+
+
+def _fitting(config: TokenmixConfig, settings: Mapping[str, Any]) -> TokenmixConfig:
+    from tokenmix.models.create import plain
+
+    longest = max(settings.get("length") or 1, settings.get("target_length") or 1)
+    if config.body == "vision" or longest <= config.max_length:
+        return config
+    return TokenmixConfig(**{**plain(config), "max_length": longest})
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+def _profiled(found: Mapping[str, Any]) -> dict[str, list[float]]:
+    return {
+        "parameters": [found["parameters"]["total"]],
+        "flops_forward": [found["flops_forward"]["total"]],
+        "flops_step": [found["flops_step"]],
+        "steps_per_second": list(found["samples"]),
+        "memory_bytes": [found["memory_bytes"]] if found["memory_bytes"] else [],
+    }
+
+
+def _measured(row: Mapping[str, Any]) -> dict[str, list[float]]:
+    done = [run for run in row["runs"] if run["status"] == "done"]
+    names = dict.fromkeys(name for run in done for name in run["metrics"])
+    found = {name: [run["metrics"][name] for run in done if name in run["metrics"]] for name in names}
+    for name in ("parameters", "flops_forward", "flops_step", "memory_bytes"):
+        found[name] = [row[name]] if row.get(name) else []
+    found["steps_per_second"] = [run["steps_per_second"] for run in done if run.get("steps_per_second")]
+    return found
+
+
+def _fill(
+    values: dict[str, dict[str, list[float]]],
+    stage: Stage,
+    recipe: Recipe,
+    found: Mapping[str, Mapping[str, list[float]]],
+) -> None:
+    for column, source in stage.columns.items():
+        if column not in recipe.columns:
+            continue
+        name, scaled, unit = source.rpartition("/")
+        if scaled and _is_number(unit):
+            factor = float(unit)
+        else:
+            name, factor = source, 1.0
+        for row, numbers in found.items():
+            if numbers.get(name):
+                values.setdefault(row, {})[column] = [number / factor for number in numbers[name]]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _short(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A comparison without its curves: small enough to be committed."""
+    kept = ("task", "form", "split", "metric", "higher_is_better", "budget", "match", "note", "settings")
+    rows = []
+    for row in result["models"]:
+        runs = [
+            {name: run[name] for name in ("seed", "status", "error", "steps", "seconds", "metrics", "categories")}
+            for run in row["runs"]
+        ]
+        rows.append({name: value for name, value in row.items() if name not in ("runs", "config")} | {"runs": runs})
+    return {**{name: result[name] for name in kept}, "models": rows}
+
+
+def _result(
+    recipe: Recipe,
+    scale: str,
+    seeds: int,
+    values: Mapping[str, Mapping[str, list[float]]],
+    stages: Mapping[str, Any],
+    seconds: float,
+    settings: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    rows = []
+    for row in recipe.rows:
+        mine = values.get(row.name, {})
+        cells = {}
+        for column in recipe.columns:
+            numbers = list(mine.get(column, []))
+            cells[column] = {
+                "paper": row.printed.get(column),
+                "values": numbers,
+                "mean": mean(numbers),
+                "deviation": deviation(numbers),
+            }
+        rows.append({"name": row.name, "layer": row.layer, "preset": row.preset, "columns": cells})
+    return {
+        "recipe": recipe.name,
+        "place": recipe.place,
+        "title": recipe.title,
+        "scale": scale,
+        "note": recipe.scale(scale).note,
+        "changed": dict(settings or {}),
+        "seeds": seeds,
+        "command": recipe.command(scale),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "seconds": seconds,
+        "versions": versions(),
+        "hardware": hardware(),
+        "columns": list(recipe.columns),
+        "baseline": recipe.baseline,
+        "lower": list(recipe.lower),
+        "rows": rows,
+        "claims": judge_claims(recipe, values, scale == "tiny"),
+        "stages": dict(stages),
+    }
+
+
+def judge_claims(
+    recipe: Recipe, values: Mapping[str, Mapping[str, list[float]]], quick: bool = False
+) -> list[dict[str, str]]:
+    """Every claim of a recipe against our numbers."""
+    numbers = Numbers(values, recipe.lower, quick)
+    found = []
+    for claim in recipe.claims:
+        verdict = claim.check(numbers)
+        found.append(
+            {
+                "text": claim.text,
+                "paper": claim.printed,
+                "ours": verdict.ours,
+                "verdict": verdict.verdict,
+                "reason": verdict.reason,
+            }
+        )
+    return found
+
+
+def values_of(result: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """Our numbers in a result file, so that claims can be judged again."""
+    return {
+        row["name"]: {column: cell["values"] for column, cell in row["columns"].items() if cell["values"]}
+        for row in result["rows"]
+    }
