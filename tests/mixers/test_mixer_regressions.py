@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tokenmix.mixers import Dot, Layer, Mix, Random, Remix, parse
+from tokenmix.ops import attend, reference
 from tokenmix.ops.norm import RMSNorm
 
 
@@ -72,3 +73,12 @@ def test_remix_without_composition_has_no_weights_that_do_nothing(alpha: str) ->
     block = parse(f"remix(alpha={alpha}, compose=False)").build(d_model=8, max_length=6)
     block(torch.randn(2, 5, 8)).sum().backward()
     assert [name for name, p in block.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("scale", [1e5, -1e5])
+def test_padding_stays_hidden_beneath_huge_logits(scale: float) -> None:
+    torch.manual_seed(0)
+    v, bias = torch.randn(2, 3, 6, 4, dtype=torch.float64), torch.rand(3, 6, 6, dtype=torch.float64) * scale
+    mask = torch.tensor([[1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1]]).bool()
+    out = attend(None, None, v, bias=bias, mask=mask)
+    assert torch.allclose(out, reference.attend(None, None, v, bias=bias, mask=mask))

@@ -46,12 +46,12 @@ def weights(
     if bias is not None:
         bias = bias if bias.dim() == 4 else bias[None]
         logits = bias if logits is None else logits + bias
-    added = per_key(key_bias, mask if mask is not None and mask.dim() == 2 else None, v)
-    if added is not None:
-        logits = added[:, :, None] if logits is None else logits + added[:, :, None]
+    if key_bias is not None:
+        logits = key_bias[None, :, None] if logits is None else logits + key_bias[None, :, None]
     assert logits is not None
-    if mask is not None and mask.dim() == 3:
-        logits = logits.masked_fill(~mask[:, None], MASKED)
+    if mask is not None:  # the lowest finite number: below every logit, yet a row that sees nothing stays finite
+        hidden = ~(mask[:, None, None] if mask.dim() == 2 else mask[:, None])
+        logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)
     if first >= 0:
         logits = logits.masked_fill(future(first, first + logits.shape[-2], keys, v.device), float("-inf"))
     return torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
