@@ -215,7 +215,8 @@ def _prepare(
         session = None
         if tokens:
             seq2seq = body == "seq2seq"
-            session = open_session(model, search, prompt.shape[1], tokens, length if seq2seq else 0)
+            read, masked = (length, attention_mask is not None) if seq2seq else (0, False)
+            session = open_session(model, search, prompt.shape[1], tokens, read, masked)
             search = session.search
             session.begin(model, input_ids, attention_mask)
     return session, search, prompt

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from tokenmix.generation.beam import BeamSearch
-from tokenmix.generation.fused import AsItIs, Step, encode, fuse, rms_norm
+from tokenmix.generation.fused import AsItIs, Step, encode, fuse, lean, rms_norm
 from tokenmix.generation.search import Search
 from tokenmix.models.cache import MixingCache
 from tokenmix.models.stack import right_padded, roll
@@ -48,20 +49,15 @@ class Decoder:
         state.cache.restart()
         state.even = even
         if memory is not None:
-            if self.static:
-                memory, memory_mask = self._rounded(memory, memory_mask)
             state.memory, state.memory_mask = memory, memory_mask
             if state.memory_lengths is None:
                 state.memory_lengths = torch.zeros(memory.shape[0], dtype=torch.long, device=memory.device)
-            state.memory_lengths.copy_(memory_mask.sum(-1)) if memory_mask is not None else state.memory_lengths.fill_(memory.shape[1])
+            if memory_mask is None:
+                state.memory_lengths.fill_(memory.shape[1])
+            else:
+                state.memory_lengths.copy_(memory_mask.sum(-1))
         for sublayer in self.sublayers:
             sublayer.load(state)
-
-    def _rounded(self, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        examples, length = memory.shape[:2]
-        mask = memory.new_ones(examples, length, dtype=torch.bool) if mask is None else mask
-        more = -length % BLOCK
-        return torch.nn.functional.pad(memory, (0, 0, 0, more)), torch.nn.functional.pad(mask, (0, more))
 
     def read(self, prompt: Tensor, mask: Tensor | None) -> Tensor:
         """Read prompts [examples, length], right-padded; logits [rows, vocabulary] of what follows them."""
@@ -85,6 +81,7 @@ class Decoder:
         positions = cache.begin(tokens[:, None], None)
         cache.fresh = False  # at the very start too: a step is a step
         x = self.model.model.embed(tokens[:, None], None, None, positions)[:, 0]
+        state.squares = None
         if self.shares_bias:
             state.bias = self.stack.relative(1, cache.slot(f"{self.stack.name}.relative"))
         for sublayer in self.sublayers:
@@ -108,14 +105,17 @@ class Decoder:
 
 
 class Session:
-    """A search and a decoder for batches of one shape; on a GPU their step is captured once and replayed."""
+    """A search and a decoder for batches of one shape; on a GPU what they do is captured once and replayed."""
 
     def __init__(self, model: Any, search: Search, capacity: int, *, static: bool) -> None:
         self.search = search
         self.decoder = Decoder(model, search, capacity, static=static)
         self.static = static
-        self.graph: Any = None
-        self.logits: Tensor | None = None
+        self.graph: Any = None  #: one step, with the choice after it where that needs no host
+        self.logits: Tensor | None = None  #: what a captured step leaves to choose from
+        self.front: Any = None  #: the encoder and all preparations, where they can be captured
+        self.ids: Tensor | None = None  #: what the captured encoder reads
+        self.mask: Tensor | None = None
 
     def begin(self, model: Any, input_ids: Tensor, mask: Tensor | None) -> None:
         """Encode, or read the prompts and choose the first token."""
@@ -123,21 +123,49 @@ class Session:
             mask = mask.bool()
             if (order := right_padded(mask)) is not None:
                 input_ids, mask = roll(input_ids, order[0]), roll(mask, order[0])
-            mask = None if bool(mask.all()) else mask
         search, decoder = self.search, self.decoder
         if model.config.body == "seq2seq":
-            decoder.load(encode(model.model, input_ids, mask), mask)
-            self._capture(model.config.decoder_start_token_id)
-            search.tokens.fill_(model.config.decoder_start_token_id)
-        else:
-            decoder.load(None, None, even=mask is None)
+            start = model.config.decoder_start_token_id
+            self._encode(model, input_ids, mask)
+            if self._capture(start):
+                self._encode(model, input_ids, mask)
+            search.tokens.fill_(start)
+            return
+        even = mask is None
+        decoder.load(None, None, even=even)
+        logits = decoder.read(input_ids, mask)
+        if self._capture(0):  # which tries the step out, so read again
+            decoder.load(None, None, even=even)
             logits = decoder.read(input_ids, mask)
-            if self.static and self.graph is None:  # capturing tries the step out, so read again after it
-                self._capture(0)
-                decoder.load(None, None, even=mask is None)
-                logits = decoder.read(input_ids, mask)
-            search.choose(logits)
-            search.chosen += 1
+        search.choose(logits)
+        search.chosen += 1
+
+    def _encode(self, model: Any, input_ids: Tensor, mask: Tensor | None) -> None:
+        if not self.static:
+            self.decoder.load(encode(model.model, input_ids, mask), mask)
+            return
+        more = -input_ids.shape[1] % BLOCK
+        if more and mask is None:
+            mask = torch.ones_like(input_ids, dtype=torch.bool)
+        if more and mask is not None:
+            input_ids, mask = pad(input_ids, (0, more)), pad(mask, (0, more))
+        if self.ids is None:
+            self.ids, self.mask = input_ids.clone(), None if mask is None else mask.clone()
+        self.ids.copy_(input_ids)
+        if mask is not None and self.mask is not None:
+            self.mask.copy_(mask)
+
+        def work() -> None:
+            self.decoder.load(encode(model.model, self.ids, self.mask), self.mask)
+
+        if self.front is not None:
+            self.front.replay()
+            return
+        work()
+        if self.graph is not None and self.decoder.reusable and lean(model.model.encoder):
+            self.front = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.front):
+                work()
 
     def advance(self) -> None:
         """One more token."""
@@ -160,41 +188,46 @@ class Session:
             self.decoder.change_places(self.search.origin)
         return self.decoder.step(self.search.tokens)
 
-    def _capture(self, token: int) -> None:
-        """Record a step as a CUDA graph, and put everything back to the start."""
-        if not self.static or self.graph is not None or not self.search.tokens.is_cuda:
-            return
+    def _capture(self, token: int) -> bool:
+        """Record a step as a CUDA graph, unless that has been done; afterwards everything has to begin again."""
         search = self.search
+        if not self.static or self.graph is not None or not search.tokens.is_cuda:
+            return False
         search.tokens.fill_(token)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # compiles kernels, allocates caches
-                logits = self._step()
-                if search.capturable:
-                    search.choose(logits)
+                self._try()
         torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            logits = self._step()
-            if search.capturable:
-                search.choose(logits)
-        self.logits = None if search.capturable else logits
-        self.decoder.state.cache.restart()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = self._try()
+        self.graph, self.logits = graph, None if search.capturable else logits
         search.restart()
+        return True
+
+    def _try(self) -> Tensor:
+        logits = self._step()
+        if self.search.capturable:
+            self.search.choose(logits)
+        return logits
 
 
 _sessions: weakref.WeakKeyDictionary[Any, OrderedDict[Any, Session]] = weakref.WeakKeyDictionary()
 
 
-def open_session(model: Any, search: Search, prompt: int, tokens: int, length: int) -> Session:
-    """A session for this search; on a GPU one that is already captured for these shapes, where there is one."""
+def open_session(model: Any, search: Search, prompt: int, tokens: int, length: int, masked: bool) -> Session:
+    """A session for this search; on a GPU one that is already captured for these shapes, where there is one.
+
+    `prompt` columns precede the new tokens; the encoder reads `length` columns (0: there is none), `masked` or all real.
+    """
     capacity = min(model.config.max_length, prompt + tokens - 1)
     if not search.tokens.is_cuda:
         return Session(model, search, capacity, static=False)
     capacity = min(model.config.max_length, capacity + -capacity % BLOCK)
     addresses = hash(tuple(p.data_ptr() for p in model.parameters()))
-    shape = (search.rows.shape[0], length + -length % BLOCK, capacity)
+    shape = (search.rows.shape[0], length + -length % BLOCK, masked or length % BLOCK > 0, capacity)
     key = (addresses, shape, *search.kind())
     kept = _sessions.setdefault(model, OrderedDict())
     session = kept.get(key)

@@ -37,6 +37,7 @@ class Step:
         self.memory_mask: Tensor | None = None
         self.memory_lengths: Tensor | None = None  #: [examples]
         self.bias: Tensor | None = None  #: the position bias that all layers share, for sublayers that ask for it
+        self.squares: Tensor | None = None  #: Σ x² of the rows by parts, where the kernel that made x gave it
 
 
 class Projection:
@@ -61,13 +62,20 @@ class Projection:
         together = torch.cat([m.weight for m in self.maps])
         self.packed.copy_(together if self.norm is None else together * self.norm.weight.float())
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """x [rows, inputs] → [rows, outputs], added to `residual`."""
         if self.packed is not None:
-            return kernels.linear(x, self.packed, eps=self.eps, gate=self.gate, residual=residual)
+            known = None
+            if self.eps is not None:
+                known = kernels.squares(x) if step.squares is None else step.squares
+            y, sums = kernels.linear(x, self.packed, squares=known, eps=self.eps or 0.0, gate=self.gate, residual=residual)
+            step.squares = sums if residual is not None else step.squares
+            return y
         x = x if self.norm is None else rms_norm(x, self.norm.weight, self.norm.eps)
         outs = [linear(x, m.weight) for m in self.maps]
-        y = gelu(outs[0], approximate="tanh") * outs[1] if self.gate else outs[0] if len(outs) == 1 else torch.cat(outs, -1)
+        y = outs[0] if len(outs) == 1 else torch.cat(outs, -1)
+        if self.gate:
+            y = gelu(outs[0], approximate="tanh").mul_(outs[1])
         return y if residual is None else y.add_(residual)
 
 
@@ -103,7 +111,7 @@ class SelfAttention:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         slot = step.cache.slot(self.name)
-        qkv = self.inward(x)
+        qkv = self.inward(x, step)
         width = qkv.shape[-1] // 3
         for key in ("0.key", "value"):
             if key not in slot.tensors:
@@ -116,7 +124,7 @@ class SelfAttention:
             )  # fmt: skip
         else:
             mixed = self._attend(qkv, keys, values, step)
-        return self.outward(mixed, residual=x)
+        return self.outward(mixed, step, residual=x)
 
     def _attend(self, qkv: Tensor, keys: Tensor, values: Tensor, step: Step) -> Tensor:
         slot = step.cache.slot(self.name)
@@ -169,7 +177,7 @@ class CrossAttention:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         memory = step.cache.slot(self.name).memory["memory"]
-        q = self.ask(x)
+        q = self.ask(x, step)
         if usable(x):
             assert step.memory_lengths is not None
             mixed = kernels.attend_memory(q, memory, step.memory_lengths, step.ended, heads=self.heads, scale=self.scale)
@@ -179,7 +187,7 @@ class CrossAttention:
             q, k, v = (t.view(examples, -1, self.heads, t.shape[-1] // self.heads).transpose(1, 2) for t in (q, keys, values))
             added = None if step.memory_mask is None else step.memory_mask[:, None, None]
             mixed = scaled_dot_product_attention(q, k, v, added, scale=self.scale).transpose(1, 2).reshape(x.shape[0], -1)
-        return self.outward(mixed, residual=x)
+        return self.outward(mixed, step, residual=x)
 
 
 class FeedForward:
@@ -196,7 +204,7 @@ class FeedForward:
         self.outward.load()
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        return self.outward(self.inward(x), residual=x)
+        return self.outward(self.inward(x, step), step, residual=x)
 
 
 class AsItIs:
@@ -210,6 +218,7 @@ class AsItIs:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         slot = step.cache.slot(self.name)
+        step.squares = None
         if self.cross:
             return self.residual(x[:, None], step.memory_mask, memory=step.memory, slot=slot)[:, 0]
         return self.residual(x[:, None], None, bias=step.bias, slot=slot)[:, 0]
@@ -228,24 +237,36 @@ def fuse(residual: Residual, name: str, *, cross: bool, relative: RelativeBias |
     return AsItIs(residual, name, cross=cross)
 
 
+def lean(stack: Any) -> bool:
+    """Is this encoder made of dot-product attention and gated feed-forward networks behind RMS norms, without biases?"""
+    return isinstance(stack.final_norm, nn.RMSNorm) and all(
+        isinstance(residual.norm, nn.RMSNorm)
+        and (
+            (isinstance(residual.mixer, _Geglu) and residual.mixer.w1.bias is None)
+            or (isinstance(residual.mixer, Attention) and [term.kind for term in residual.mixer.terms] == ["dot"])
+        )
+        for layer in stack.layers
+        for residual in layer
+    )
+
+
 def encode(model: Any, input_ids: Tensor, mask: Tensor | None) -> Tensor:
-    """The encoder's states [batch, length, d_model]; as `model.encode`, in fewer operations where a GPU has kernels.
+    """The encoder's states [batch, length, d_model], as of `model.encode`, in fewer operations where a GPU has kernels.
 
     `mask` is right-padded, or None.
     """
     stack = model.encoder
-    x = model.embed(input_ids, None, None, None)
-    if not usable(x) or stack.site.post_norm:
+    if not usable(model.embed.tokens.weight) or not lean(stack):
         return model.encode(input_ids, mask)
+    x = model.embed(input_ids, None, None, None)
     bias = None if stack.relative is None else stack.relative(x.shape[1])
-    shape = x.shape
     for layer in stack.layers:
         for residual in layer:
             mixer, norm = residual.mixer, residual.norm
-            y = rms_norm(x, norm.weight, norm.eps) if isinstance(norm, nn.RMSNorm) else norm(x)
-            if isinstance(mixer, _Geglu) and mixer.w1.bias is None:
+            y = rms_norm(x, norm.weight, norm.eps)
+            if isinstance(mixer, _Geglu):
                 hidden = kernels.gated(mixer.w1(y), mixer.w2(y))
-                x = torch.addmm(x.flatten(0, 1), hidden.flatten(0, 1), mixer.w3.weight.t()).view(shape)
+                x = torch.addmm(x.flatten(0, 1), hidden.flatten(0, 1), mixer.w3.weight.t()).view(x.shape)
             else:
                 x = x + mixer(y, mask, bias=bias)
-    return rms_norm(x, stack.final_norm.weight, stack.final_norm.eps) if isinstance(stack.final_norm, nn.RMSNorm) else stack.final_norm(x)
+    return rms_norm(x, stack.final_norm.weight, stack.final_norm.eps)

@@ -2,9 +2,6 @@
 
 Three of them make a Transformer layer of 8 launches instead of some 40. They run under `TRITON_INTERPRET=1` on a CPU too,
 which is how the tests compare them with plain torch.
-
-With `early` (programmatic dependent launch, Hopper and later) a kernel is set up while the one before it still runs and
-waits for its results before it reads anything; between kernels of a few microseconds that is a good part of the time.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -14,47 +11,35 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-from tokenmix.ops.kernels import INTERPRETING
-
-
-def early(x: Tensor) -> bool:
-    """Can kernels on x be set up before the previous one has ended?"""
-    return not INTERPRETING and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
 @triton.jit
 def _linear(
-    x, w, residual, out, M, N, K, eps,
+    x, w, squares, residual, out, sums, M, N, K, parts, eps,
     NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """out[m, n] = Σ_k x[m, k] w[n, k], of x's RMS norm (gains are folded into w), gated or added to a residual."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
     inside_m, inside_n = m < M, n < N
     m64, n64 = m.to(tl.int64), n.to(tl.int64)
     total = tl.zeros((BM, BN), dtype=tl.float32)
     gated = tl.zeros((BM, BN), dtype=tl.float32)
-    squares = tl.zeros((BM, BK), dtype=tl.float32)  # summed up once, at the end
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
         inside_k = k < K
         part = tl.load(x + m64[:, None] * K + k[None, :], mask=inside_m[:, None] & inside_k[None, :], other=0.0)
-        weight = tl.load(w + n64[:, None] * K + k[None, :], mask=inside_n[:, None] & inside_k[None, :], other=0.0)
+        block = inside_n[:, None] & inside_k[None, :]
+        weight = tl.load(w + n64[:, None] * K + k[None, :], mask=block, other=0.0)
         total = tl.dot(part, tl.trans(weight), total, input_precision="ieee")
         if GATE:
-            second = tl.load(w + (N + n64)[:, None] * K + k[None, :], mask=inside_n[:, None] & inside_k[None, :], other=0.0)
+            second = tl.load(w + (N + n64)[:, None] * K + k[None, :], mask=block, other=0.0)
             gated = tl.dot(part, tl.trans(second), gated, input_precision="ieee")
-        if NORM:
-            wide = part.to(tl.float32)
-            squares += wide * wide
-    if NORM:
-        scale = 1.0 / tl.sqrt(tl.sum(squares, 1) / K + eps)
+    if NORM:  # a row's norm is a factor that can come after the product
+        p = tl.arange(0, BP)
+        shares = tl.load(squares + m64[:, None] * parts + p[None, :], mask=inside_m[:, None] & (p < parts)[None, :], other=0.0)
+        scale = 1.0 / tl.sqrt(tl.sum(shares, 1) / K + eps)
         total *= scale[:, None]
         gated *= scale[:, None]
     if GATE:  # gelu in its tanh form; tanh(u) = 1 − 2 / (e^{2u} + 1)
@@ -64,29 +49,53 @@ def _linear(
     inside = inside_m[:, None] & inside_n[None, :]
     if RESIDUAL:
         total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = total.to(out.dtype.element_ty).to(tl.float32)
+        tl.store(sums + m64 * tl.num_programs(0) + tl.program_id(0), tl.sum(rounded * rounded, 1), mask=inside_m)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
 def linear(
-    x: Tensor, w: Tensor, *, eps: float | None = None, gate: bool = False, residual: Tensor | None = None
-) -> Tensor:
-    """x [rows, K] times w [N, K]; with `eps` after an RMS norm; with `gate` gelu(first half) ⊙ second half; plus residual."""
+    x: Tensor,
+    w: Tensor,
+    *,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
+    gate: bool = False,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """x [rows, K] times w [N, K], and the squares of the result summed by parts, [rows, parts], for the next norm.
+
+    With `squares` (those of x) after x's RMS norm; with `gate` gelu(first half) ⊙ second half; plus a residual. The sums
+    come with a residual alone.
+    """
     rows, width = x.shape
     outputs = w.shape[0] // 2 if gate else w.shape[0]
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     bm, bn, bk, warps, stages = tiles(rows, outputs, width, x.element_size())
     grid = (triton.cdiv(outputs, bn), triton.cdiv(rows, bm))
-    ahead = early(x)
+    sums = torch.empty(rows, grid[0], dtype=torch.float32, device=x.device) if residual is not None else out
+    parts = 1 if squares is None else squares.shape[1]
     _linear[grid](
-        x, w, x if residual is None else residual, out, rows, outputs, width, 0.0 if eps is None else eps,
-        NORM=eps is not None, GATE=gate, RESIDUAL=residual is not None, BM=bm, BN=bn, BK=bk, EARLY=ahead,
-        num_warps=warps, num_stages=stages, **_launch(ahead),
+        x, w, x if squares is None else squares, x if residual is None else residual, out, sums, rows, outputs, width, parts,
+        eps, NORM=squares is not None, GATE=gate, RESIDUAL=residual is not None, BM=bm, BN=bn, BK=bk,
+        BP=triton.next_power_of_2(parts), num_warps=warps, num_stages=stages,
     )  # fmt: skip
+    return out, sums
+
+
+@triton.jit
+def _squares(x, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    value = tl.load(x + row * width + at, mask=at < width, other=0.0).to(tl.float32)
+    tl.store(out + row, tl.sum(value * value, 0))
+
+
+def squares(x: Tensor) -> Tensor:
+    """Σ x² of each row of x [rows, width]: [rows, 1]."""
+    out = torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
+    _squares[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return out
-
-
-def _launch(ahead: bool) -> dict[str, bool]:
-    return {"launch_pdl": True} if ahead else {}
 
 
 def tiles(rows: int, outputs: int, width: int, size: int) -> tuple[int, int, int, int, int]:
@@ -98,19 +107,16 @@ def tiles(rows: int, outputs: int, width: int, size: int) -> tuple[int, int, int
     if rows <= 32:
         return 32, 16, 128, 4, 4
     if rows <= 64:
-        return (64, 32, 64, 4, 5) if outputs > 2048 and width <= 1024 else (64, 16, 128, 4, 4)
-    return 64, 64 if outputs >= 1536 else 32, 64, 4, 4
+        return 64, 32 if outputs > 2048 else 16, 128, 4, 4
+    return 64, 64 if outputs >= 1536 else 32, 128, 4, 3
 
 
 @triton.jit
 def _attend_new(
     qkv, keys, values, bias, source, positions, ended, out, scale, capacity, WIDTH: tl.constexpr, D: tl.constexpr, BEAMS: tl.constexpr,
-    BIAS: tl.constexpr, SOURCE: tl.constexpr, BD: tl.constexpr, BJ: tl.constexpr, EARLY: tl.constexpr,
+    BIAS: tl.constexpr, SOURCE: tl.constexpr, BD: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """Attention of one new token over its past and itself; its key and value are written down on the way."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     if tl.load(ended + row // BEAMS) == 0:
@@ -167,11 +173,10 @@ def attend_new(
     rows, capacity, width = keys.shape
     size = width // heads
     out = torch.empty(rows, width, dtype=qkv.dtype, device=qkv.device)
-    ahead = early(qkv)
     _attend_new[(rows, heads)](
         qkv, keys, values, keys if bias is None else bias, positions if source is None else source, positions, ended, out, scale,
         capacity, WIDTH=width, D=size, BEAMS=rows // ended.shape[0], BIAS=bias is not None, SOURCE=source is not None,
-        BD=triton.next_power_of_2(size), BJ=32, EARLY=ahead, num_warps=2, num_stages=2, **_launch(ahead),
+        BD=triton.next_power_of_2(size), BJ=32, num_warps=2, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -179,12 +184,9 @@ def attend_new(
 @triton.jit
 def _attend_memory(
     queries, memory, lengths, ended, out, scale, length, WIDTH: tl.constexpr, D: tl.constexpr, BEAMS: tl.constexpr,
-    BQ: tl.constexpr, BD: tl.constexpr, BJ: tl.constexpr, EARLY: tl.constexpr,
+    BQ: tl.constexpr, BD: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """Attention of an example's beams, as so many queries, over the keys and values of its one memory."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     example = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     if tl.load(ended + example) == 0:
@@ -222,20 +224,16 @@ def attend_memory(queries: Tensor, memory: Tensor, lengths: Tensor, ended: Tenso
     width = both // 2
     size, beams = width // heads, queries.shape[0] // examples
     out = torch.empty_like(queries)
-    ahead = early(queries)
     _attend_memory[(examples, heads)](
         queries, memory, lengths, ended, out, scale, length, WIDTH=width, D=size, BEAMS=beams,
-        BQ=max(16, triton.next_power_of_2(beams)), BD=max(16, triton.next_power_of_2(size)), BJ=64, EARLY=ahead,
-        num_warps=4, num_stages=2, **_launch(ahead),
+        BQ=max(16, triton.next_power_of_2(beams)), BD=max(16, triton.next_power_of_2(size)), BJ=64,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _rms_norm(x, gain, out, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+def _rms_norm(x, gain, out, width, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     value = tl.load(x + row * width + at, mask=at < width, other=0.0).to(tl.float32)
@@ -247,10 +245,10 @@ def _rms_norm(x, gain, out, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """x / √(mean x² + ε) ⊙ gain over the last dimension."""
     x = x.contiguous()
-    width, out, ahead = x.shape[-1], torch.empty_like(x), early(x)
+    width, out = x.shape[-1], torch.empty_like(x)
     block = triton.next_power_of_2(width)
     warps = 4 if block <= 2048 else 8
-    _rms_norm[(x.numel() // width,)](x, gain, out, width, eps, BLOCK=block, EARLY=ahead, num_warps=warps, **_launch(ahead))
+    _rms_norm[(x.numel() // width,)](x, gain, out, width, eps, BLOCK=block, num_warps=warps)
     return out
 
 
@@ -271,12 +269,9 @@ def gated(a: Tensor, b: Tensor) -> Tensor:
 
 @triton.jit
 def _choose(
-    logits, rows, tokens, count, room, ended, sequences, marks, how_many, size, longest, pad, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    logits, rows, tokens, count, room, ended, sequences, marks, how_many, size, longest, pad, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Greedy search's choice: the likeliest token of a row, where it goes, and whether the row ends."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     highest = float("-inf")
     token = 0
@@ -303,8 +298,8 @@ def choose(
     logits: Tensor, rows: Tensor, tokens: Tensor, count: Tensor, room: Tensor, ended: Tensor, sequences: Tensor, marks: Tensor, pad: int
 ) -> None:  # fmt: skip
     """One greedy choice for each row of logits [rows, vocabulary], with all its bookkeeping, in place."""
-    logits, ahead = logits.contiguous(), early(logits)
+    logits = logits.contiguous()
     _choose[(rows.shape[0],)](
         logits, rows, tokens, count, room, ended.view(torch.uint8), sequences, marks, marks.shape[0], logits.shape[1],
-        sequences.shape[1], pad, BLOCK=min(8192, triton.next_power_of_2(logits.shape[1])), EARLY=ahead, num_warps=8, **_launch(ahead),
+        sequences.shape[1], pad, BLOCK=min(8192, triton.next_power_of_2(logits.shape[1])), num_warps=8,
     )  # fmt: skip

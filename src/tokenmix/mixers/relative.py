@@ -47,7 +47,8 @@ class RelativeBias(Mixer):
             offset = torch.arange(slot.span, device=self.weight.device) - slot.positions[..., None]
             return self.weight[self._bucket(offset)].permute(0, 3, 1, 2)
         offset = torch.arange(1 - length, length, device=self.weight.device)
-        return toeplitz(self.weight[self._bucket(offset)].T, length)  # one row per offset, spread along diagonals
+        # one row per offset, spread along diagonals; rows side by side in memory, as attention kernels read them
+        return toeplitz(self.weight[self._bucket(offset)].T.contiguous(), length)
 
     def by_distance(self, length: int) -> Tensor:
         """[heads, length]: the bias of a key that stands 0, 1, 2, … tokens before its query."""
