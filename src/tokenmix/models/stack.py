@@ -83,7 +83,7 @@ class Stack(nn.Module):
         bias = None
         if self.relative is not None:
             bias = self.relative(x.shape[1], cache.slot(f"{self.name}.relative") if cache is not None else None)
-        x = self.dropout(x)
+        x = self.dropout(_in_compute_dtype(x))
         for i, layer in enumerate(self.layers):
             if hidden_states is not None:
                 hidden_states.append(x)
@@ -104,6 +104,13 @@ class Stack(nn.Module):
         if hidden_states is not None:
             hidden_states.append(x)
         return x
+
+
+def _in_compute_dtype(x: Tensor) -> Tensor:
+    """Under autocast the residual stream is kept in the dtype of the products, as T5 trains: half the memory traffic."""
+    if x.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type):
+        return x.to(torch.get_autocast_dtype(x.device.type))
+    return x
 
 
 def _cross_attention(cross: Expression, site: Site) -> Attention:

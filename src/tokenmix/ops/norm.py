@@ -36,7 +36,10 @@ class RMSNorm(nn.RMSNorm):
     """`nn.RMSNorm`, faster in eager mode on a CPU; elsewhere PyTorch's own, which compiled graphs fuse."""
 
     def forward(self, x: Tensor) -> Tensor:
-        plain = x.device.type != "cpu" or torch.compiler.is_compiling() or x.dtype != self.weight.dtype or x.dim() < 2
+        if x.dtype != self.weight.dtype:  # under autocast: unit vectors in x's dtype, the weight at its own precision
+            unit = nn.functional.rms_norm(x, self.normalized_shape, None, self.eps)
+            return (unit * self.weight).to(x.dtype)
+        plain = x.device.type != "cpu" or torch.compiler.is_compiling() or x.dim() < 2
         narrow = x.dtype in (torch.float16, torch.bfloat16)  # their sum of squares needs a wider type
         if plain or narrow or not torch.is_grad_enabled():
             return super().forward(x)
