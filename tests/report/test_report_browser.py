@@ -74,6 +74,9 @@ def test_table_sorts_by_click_and_by_keyboard(browser: Any, report: Path) -> Non
         page.keyboard.press("Enter")
         assert heads.nth(4).get_attribute("aria-sort") == "descending"
         assert [int(value) for value in column(page, 5)] == sorted(sizes, reverse=True)
+        page.click("#results thead th:nth-child(7) button")  # numbers of one to three digits
+        speeds = [float(value) for value in column(page, 7)]
+        assert speeds == sorted(speeds, reverse=True)
         page.click("#results thead th:nth-child(1) button")
         names = column(page, 1)
         assert names == sorted(names, key=str.lower)
