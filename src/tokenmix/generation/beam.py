@@ -103,7 +103,8 @@ class BeamSearch(Search):
         beams = torch.arange(self.beams, device=examples.device)
         stay = (examples[:, None] * self.beams + beams).flatten()
         self.rows, self.ended = self.rows[examples], self.ended[examples]
-        self.tokens, self.origin = self.tokens[stay], self.origin[: stay.numel()]
+        first = torch.arange(examples.numel(), device=examples.device).repeat_interleave(self.beams) * self.beams
+        self.tokens, self.origin = self.tokens[stay], self.origin[stay] % self.beams + first
         self.running, self.done, self.lengths = self.running[examples], self.done[examples], self.lengths[examples]
         self.scores, self.worth = self.scores[examples], self.worth[examples]
         return stay
