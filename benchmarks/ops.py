@@ -3,9 +3,10 @@
     PYTHONPATH=src python -m benchmarks.ops                        # about 2 minutes on one H200, compilation included
     PYTHONPATH=src python -m benchmarks.ops --only remix gating    # some tables
 
-Writes benchmarks/results/ops-<device>.json: milliseconds, the median of many runs, bf16, L2 cache cleared between runs.
-"both" is forward and backward for every input that can have a gradient, fixed upstream gradient. With --profile every
-row of ours also lists its GPU kernels.
+Writes benchmarks/results/ops-<device>.json: milliseconds, the median of many runs, bf16. "forward" and "both" (forward
+and backward for every input that can have a gradient, upstream gradient fixed) are replays of a CUDA graph, for every
+way alike, so that Python does not count; "eager" is "both" launched from Python each time. With --profile every row of
+ours also lists its GPU kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from triton.testing import do_bench
+from triton.testing import do_bench, do_bench_cudagraph
 
 from tokenmix.ops import Compose, Gate, attend, linear_cross_entropy, persist
 from tokenmix.ops import attend as attend_function
@@ -37,20 +38,25 @@ def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = BF16) -> Tensor
     return (torch.randn(*shape, device="cuda") * scale).to(dtype).requires_grad_()
 
 
+def timed(step: Callable[[], Any]) -> float:
+    """Median milliseconds of a step inside a replayed CUDA graph: the work alone, not the launching of it."""
+    for _ in range(3):
+        step()
+    return do_bench_cudagraph(step, rep=40, return_mode="median")
+
+
 def forward(way: Callable[[], Tensor]) -> float:
     with torch.no_grad():
-        way()
-        return do_bench(way, warmup=20, rep=100, return_mode="median")
+        return timed(way)
+
+
+def stepper(way: Callable[[], Tensor], leaves: list[Tensor]) -> Callable[[], Any]:
+    grad = torch.randn_like(way())
+    return lambda: torch.autograd.grad(way(), leaves, grad)
 
 
 def both(way: Callable[[], Tensor], leaves: list[Tensor]) -> float:
-    grad = torch.randn_like(way())
-
-    def step() -> None:
-        torch.autograd.grad(way(), leaves, grad)
-
-    step()
-    return do_bench(step, warmup=20, rep=100, return_mode="median")
+    return timed(stepper(way, leaves))
 
 
 def kernels(way: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, float]:
@@ -76,6 +82,7 @@ def table(
         torch.cuda.reset_peak_memory_stats()
         try:
             rows[name] = {"forward": forward(way), "both": both(way, mine)}
+            rows[name]["eager"] = do_bench(stepper(way, mine), warmup=10, rep=40, return_mode="median")
             rows[name]["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
             if profile and name.startswith("tokenmix"):
                 rows[name]["kernels_us"] = kernels(way, mine)

@@ -22,12 +22,12 @@ def attend(
     q: Tensor | None,
     k: Tensor | None,
     v: Tensor,
-    *,
     bias: Tensor | None = None,
-    key_bias: Tensor | None = None,
-    tile: tuple[Tensor, Tensor] | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    *,
+    key_bias: Tensor | None = None,
+    tile: tuple[Tensor, Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """softmax(q·kᵀ + bias + key_bias + tile)·v over the visible keys.
@@ -47,8 +47,14 @@ def attend(
     >>> attend(q / 4, k, v, causal=True).shape
     torch.Size([2, 4, 10, 16])
     """
-    if q is None and bias is None and tile is None and key_bias is None:
-        raise ValueError("attend needs logits: q and k, a bias, a key_bias or a tile")
+    if (q is None) != (k is None):
+        raise ValueError("attend takes q and k together, or neither")
+    if q is None and bias is None and tile is None:
+        raise ValueError("attend needs logits: q and k, a bias or a tile")
+    if mask is not None and mask.shape not in ((v.shape[0], v.shape[2]), (v.shape[0], _queries(q, bias, tile), v.shape[2])):
+        raise ValueError(
+            f"mask must be [batch, keys] = {[v.shape[0], v.shape[2]]} or [batch, queries, keys]; got {list(mask.shape)}"
+        )
     if v.shape[0] == 0:
         return v.new_zeros(0, v.shape[1], _queries(q, bias, tile), v.shape[3])
     if mask is not None and mask.dtype != torch.bool:
@@ -69,8 +75,10 @@ def attend(
     else:
         out = _fused(q, k, v, bias, key_bias, mask, causal, dropout)
     if mask is not None:  # a query that sees nothing gives 0, with gradient 0
-        visible = visibility(mask, causal and mask.dim() == 3, queries, keys, mask.device)
-        sees = mask.cumsum(-1)[:, None, :queries] > 0 if causal and mask.dim() == 2 else visible.any(-1)
+        if causal and mask.dim() == 2 and queries == keys:  # without the [queries, keys] square
+            sees = mask.cumsum(-1)[:, None] > 0
+        else:
+            sees = visibility(mask, causal, queries, keys, mask.device).any(-1)  # type: ignore[union-attr]
         out = out * sees.unsqueeze(-1).to(out.dtype)
     return out
 
@@ -117,7 +125,8 @@ def _fused(
         q = torch.cat([q, q.new_ones(*q.shape[:-1], 1)], -1)
         k = torch.cat([k, added.to(k.dtype).expand(batch, heads, -1).unsqueeze(-1)], -1)
     # the fast kernels want equal widths
-    q, k, v = (pad(t, (0, max(q.shape[-1], width) - t.shape[-1])) for t in (q, k, v))
+    if q.shape[-1] != width:
+        q, k, v = (pad(t, (0, max(q.shape[-1], width) - t.shape[-1])) for t in (q, k, v))
     logits_mask = None
     if bias is not None or full_mask is not None:
         logits_mask = _as_bias(bias, full_mask, causal, q.shape[-2], keys, q)

@@ -11,7 +11,7 @@ from tokenmix.ops.epilogue import Epilogue
 from tokenmix.ops.reference import apply_epilogue
 
 # from this length on the FFT is faster than the matrix: benchmarks/results/ops-h200.json
-LONG = {"cuda": 8192, "cpu": 2048}
+LONG = {"cuda": 16384, "cpu": 2048}
 BYTES = 1 << 31  # spectra that exist at once
 
 

@@ -201,19 +201,19 @@ def _(g, q, k, v, bias, key_bias, mask, causal, out, lse, needs):
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
     *tensors, causal = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.causal = causal
 
 
-def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, g: Tensor | None, _: Tensor | None, back: Any = attend_backward) -> tuple[Tensor | None, ...]:
+    if g is None:
+        return (None,) * 7
     q, k, v, bias, key_bias, mask, out, lse = ctx.saved_tensors
     asked = ctx.needs_input_grad
     needs = [asked[3], asked[4]]
-    dq, dk, dv, dbias, dkey = torch.ops.tokenmix.attend_backward(
-        g, q, k, v, bias, key_bias, mask, ctx.causal, out, lse, needs
-    )
-    grads = (dq, dk, dv, dbias, dkey)
+    grads = back(g, q, k, v, bias, key_bias, mask, ctx.causal, out, lse, needs)
     return *(t if need else None for t, need in zip(grads, asked[:5], strict=True)), None, None
 
 
@@ -235,4 +235,20 @@ def fused_attend(
     bias = bias if bias is None else bias.to(v.dtype)  # half the bytes; its gradient is summed in float32
     if mask is not None:
         mask = mask.bool().expand(v.shape[0], *mask.shape[1:])
-    return torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, causal)[0]
+    if torch.compiler.is_compiling():
+        return torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, causal)[0]
+    return _Eager.apply(q, k, v, bias, key_bias, mask, causal)
+
+
+class _Eager(torch.autograd.Function):
+    """The same operator without the dispatcher's way around Python, which costs as much as small kernels run."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = attend_op._init_fn(*inputs)
+        _setup(ctx, inputs, output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return _backward(ctx, g, None, attend_backward._init_fn)

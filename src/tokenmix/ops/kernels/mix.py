@@ -200,8 +200,8 @@ def _mix(
 def _config(BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, flatten: bool = False,
             sub: int = 1, per_sm: int = 0, bulk: bool = False) -> Config:  # fmt: skip
     """per_sm: persistent programs per multiprocessor, 0 for one program per tile. bulk: the epilogue by TMA, too."""
-    return {"BM": BM, "BN": BN, "BK": BK, "SUB": sub, "TMA": tma, "EPILOGUE_TMA": bulk, "FLATTEN": flatten, "per_sm": per_sm,
-            "num_warps": warps, "num_stages": stages}  # fmt: skip
+    return {"BM": BM, "BN": BN, "BK": BK, "SUB": sub, "TMA": tma, "EPILOGUE_TMA": bulk, "FLATTEN": flatten,
+            "per_sm": per_sm, "num_warps": warps, "num_stages": stages}  # fmt: skip
 
 
 HALF_PRECISION = [

@@ -48,7 +48,10 @@ def fused_persist(
             addend = None if addend is None else addend.expand_as(u)
     tensors = (w, x, row, u, bias, addend, alpha)
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    return torch.ops.tokenmix.persist(w, x, row, mask, causal, mode, u, bias, addend, alpha, value, keep)[0]
+    arguments = (w, x, row, mask, causal, mode, u, bias, addend, alpha, value, keep)
+    if torch.compiler.is_compiling():
+        return torch.ops.tokenmix.persist(*arguments)[0]
+    return _Eager.apply(*arguments)
 
 
 def _as_alpha(alpha: Tensor, x: Tensor) -> Tensor:
@@ -154,6 +157,7 @@ def _(g, w, x, y, kept, row, mask, causal, mode, u, bias, alpha, alpha_value, ne
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # no zeros for the gradient of what is kept
     w, x, row, mask, causal, mode, u, bias, _, alpha, alpha_value, _ = inputs
     y, kept = output
     # y is needed only for the gradient of r, and only where no s is kept
@@ -161,15 +165,29 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
     ctx.causal, ctx.mode, ctx.alpha_value = causal, mode, alpha_value
 
 
-def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, g: Tensor | None, _: Tensor | None, back: Any = persist_backward) -> tuple[Tensor | None, ...]:
+    if g is None:
+        return (None,) * 12
     w, x, y, kept, row, mask, u, bias, alpha = ctx.saved_tensors
     asked = ctx.needs_input_grad
     needs = [asked[i] for i in (0, 1, 2, 6, 7, 8, 9)]  # w, x, row, u, bias, addend, alpha
-    grads = torch.ops.tokenmix.persist_backward(
-        g, w, x, y, kept, row, mask, ctx.causal, ctx.mode, u, bias, alpha, ctx.alpha_value, needs
-    )
+    grads = back(g, w, x, y, kept, row, mask, ctx.causal, ctx.mode, u, bias, alpha, ctx.alpha_value, needs)
     dw, dx, drow, du, dbias, daddend, dalpha = (t if need else None for t, need in zip(grads, needs, strict=True))
     return dw, dx, drow, None, None, None, du, dbias, daddend, dalpha, None, None
 
 
 persist_op.register_autograd(_backward, setup_context=_setup)
+
+
+class _Eager(torch.autograd.Function):
+    """The same operator without the dispatcher's way around Python, which costs as much as small kernels run."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = persist_op._init_fn(*inputs)
+        _setup(ctx, inputs, output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return _backward(ctx, g, None, persist_backward._init_fn)

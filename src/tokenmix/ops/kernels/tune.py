@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 Config: TypeAlias = dict[str, Any]  #: keyword arguments of a launch: block sizes, num_warps, num_stages
 
-_chosen: dict[str, int] = {}
+_chosen: dict[tuple[Any, ...], Config] = {}
 
 
 def choose(name: str, key: Sequence[Any], configs: Sequence[Config], launch: Callable[[Config], Any]) -> Config:
@@ -34,13 +34,16 @@ def choose(name: str, key: Sequence[Any], configs: Sequence[Config], launch: Cal
     """
     if len(configs) == 1 or INTERPRETING:
         return configs[0]
+    known = _chosen.get((name, *key))
+    if known is not None:
+        return known
+    if os.environ.get("TOKENMIX_AUTOTUNE", "1") == "0" or torch.cuda.is_current_stream_capturing():
+        return configs[0]
     tag = f"{name} {_machine()} {' '.join(map(str, key))} of {len(configs)}"
-    if tag not in _chosen:
-        if os.environ.get("TOKENMIX_AUTOTUNE", "1") == "0" or torch.cuda.is_current_stream_capturing():
-            return configs[0]
-        stored = _read().get(tag)
-        _chosen[tag] = stored if stored is not None else _measure(tag, configs, launch)
-    return configs[_chosen[tag]]
+    stored = _read().get(tag)
+    best = configs[stored if stored is not None else _measure(tag, configs, launch)]
+    _chosen[(name, *key)] = best
+    return best
 
 
 def _measure(tag: str, configs: Sequence[Config], launch: Callable[[Config], Any]) -> int:

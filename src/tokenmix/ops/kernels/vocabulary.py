@@ -12,7 +12,7 @@ from torch import Tensor
 @triton.jit
 def _vocabulary_loss(
     logits, labels, loss, stride, vocabulary, ignore_index, smoothing, z_loss,
-    GRAD: tl.constexpr, BLOCK: tl.constexpr,
+    GRAD: tl.constexpr, SMOOTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Two passes over a row: log Z, then p (1 + 2 z log Z) − (1 − ε) onehot(y) − ε/V."""
     token = tl.program_id(0).to(tl.int64)
@@ -25,18 +25,18 @@ def _vocabulary_loss(
             for first in range(0, vocabulary, BLOCK):
                 tl.store(row + first + v, tl.zeros((BLOCK,), logits.dtype.element_ty), mask=first + v < vocabulary)
         return
-    top = tl.full((BLOCK,), -1.0e30, tl.float32)
+    top = tl.full((), -1.0e30, tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     plain = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, vocabulary, BLOCK):
         inside = first + v < vocabulary
         t = tl.load(row + first + v, mask=inside, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
-        higher = tl.maximum(top, t)
+        higher = tl.maximum(top, tl.max(t, 0))
         total = total * tl.exp(top - higher) + tl.exp(t - higher)
-        plain += tl.where(inside, t, 0.0)
+        if SMOOTH:
+            plain += tl.where(inside, t, 0.0)
         top = higher
-    highest = tl.max(top, 0)
-    log_z = highest + tl.log(tl.sum(total * tl.exp(top - highest), 0))
+    log_z = top + tl.log(tl.sum(total, 0))
     right = tl.load(row + y).to(tl.float32)
     mean = tl.sum(plain, 0) / vocabulary
     tl.store(loss + token, log_z - (1 - smoothing) * right - smoothing * mean + z_loss * log_z * log_z)
@@ -45,7 +45,7 @@ def _vocabulary_loss(
         factor = 1 + 2 * z_loss * log_z
         for first in range(0, vocabulary, BLOCK):
             inside = first + v < vocabulary
-            t = tl.load(row + first + v, mask=inside, other=0.0).to(tl.float32)
+            t = tl.load(row + first + v, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
             p = tl.exp(t - log_z) * factor - smoothing / vocabulary
             p = tl.where(first + v == y, p - (1 - smoothing), p)
             tl.store(row + first + v, p.to(logits.dtype.element_ty), mask=inside)
@@ -57,9 +57,9 @@ def vocabulary_loss(
     """Each token's loss in float32; with `grad`, logits [tokens, vocabulary] become the gradient of their sum."""
     tokens, vocabulary = logits.shape
     loss = logits.new_empty(tokens, dtype=torch.float32)
-    block = min(4096, triton.next_power_of_2(vocabulary))
+    block = min(8192, triton.next_power_of_2(vocabulary))
     _vocabulary_loss[(tokens,)](
         logits, labels, loss, logits.stride(0), vocabulary, ignore_index, smoothing, z_loss,
-        GRAD=grad, BLOCK=block, num_warps=8,
+        GRAD=grad, SMOOTH=smoothing > 0, BLOCK=block, num_warps=8,
     )  # fmt: skip
     return loss
