@@ -141,6 +141,14 @@ def test_mixing_matrices_are_recorded(text, causal):
         assert text.startswith(("mlp", "geglu", "bag_of_words", "conv_relu"))
 
 
+@both
+def test_no_parameter_is_idle(text, causal):
+    mixer = build(text, causal)
+    mixer(batch().requires_grad_()).square().sum().backward()
+    idle = [name for name, p in mixer.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert not idle
+
+
 @pytest.mark.parametrize("text", [t for t in ALL if not can_be_causal(t)])
 def test_what_cannot_be_causal_says_so_at_construction(text):
     with pytest.raises(ValueError, match="cannot be causal.*encoder"):

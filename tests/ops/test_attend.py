@@ -83,8 +83,28 @@ def test_logits_from_the_bias_alone():
 
 
 def test_no_logits_is_an_error():
+    v = torch.zeros(1, 1, 2, 2)
     with pytest.raises(ValueError, match="attend needs logits"):
-        attend(None, None, torch.zeros(1, 1, 2, 2))
+        attend(None, None, v)
+    with pytest.raises(ValueError, match="together"):
+        attend(v, None, v)
+    with pytest.raises(ValueError, match="mask must be"):
+        attend(v, v, v, None, torch.ones(1, 3, dtype=torch.bool))
+
+
+def test_arguments_stand_in_the_designs_order():
+    q, k, v = (torch.randn(2, 2, 5, 4) for _ in range(3))
+    bias, mask = torch.randn(2, 5, 5), torch.ones(2, 5, dtype=torch.bool)
+    by_name = attend(q, k, v, bias=bias, mask=mask, causal=True)
+    assert torch.equal(attend(q, k, v, bias, mask, True), by_name)
+    assert torch.allclose(reference.attend(q, k, v, bias, mask, True), by_name, atol=1e-6)
+
+
+@pytest.mark.parametrize("queries", [3, 9])
+def test_causal_padding_with_other_numbers_of_queries_and_keys(queries):
+    q, k, v = leaf(2, 2, queries, 4), leaf(2, 2, 6, 4), leaf(2, 2, 6, 4)
+    mask = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
+    assert torch.allclose(attend(q, k, v, None, mask, True), reference.attend(q, k, v, None, mask, True))
 
 
 def test_softmax_rows_sum_to_one_or_zero():

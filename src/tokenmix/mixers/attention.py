@@ -55,7 +55,8 @@ class Asked:
     cross: bool = False
     mask: Tensor | None = None  #: [batch, queries] which of the tokens that ask are real
     owner: str = ""  #: whose turn it is, so that two terms of a kind remember apart
-    query: Tensor | None = None  #: the dot term's own query [batch, heads, queries, head_dim], for dense(query="dot")
+    dot: TermModule | None = None  #: the (first) dot term of the sum
+    query: Tensor | None = None  #: its query [batch, heads, queries, head_dim], which dense(query="dot") reads too
 
     @property
     def step(self) -> Slot | None:
@@ -185,7 +186,8 @@ class Attention(Mixer):
     def _logits(self, asked: Asked, bias: Tensor | None) -> Logits:
         """The weighted sum of all terms, as one share."""
         if self.dot is not None:
-            asked.query = self.terms[self.dot].queries(asked.x)
+            asked.dot = self.terms[self.dot]
+            asked.query = asked.dot.queries(asked.x)
         shares = []
         for i, (term, alpha) in enumerate(zip(self.terms, self.weights(), strict=True)):
             asked.owner = f"{i}."

@@ -10,6 +10,7 @@ A mixer is a plain `nn.Module` from x [batch, length, d_model] to the same shape
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -106,7 +107,7 @@ def take_rows(table: Tensor, positions: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
-    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "gelu_tanh": functools.partial(nn.functional.gelu, approximate="tanh"),
     "relu": torch.relu,
     "silu": nn.functional.silu,
 }

@@ -61,7 +61,7 @@ class _Dot(TermModule):
         return self._heads(self.query(x))
 
     def logits(self, asked: Asked) -> Logits:
-        q = asked.query if asked.query is not None else self.queries(asked.x)
+        q = asked.query if asked.dot is self else self.queries(asked.x)
         if self.site.scale:
             q = q * self.site.head_dim**-0.5
         return Logits(q=q, k=self._heads(asked.remember("key", lambda: self.key(asked.memory))))

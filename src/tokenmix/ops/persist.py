@@ -22,33 +22,38 @@ VANISHING = 1e-25  # a denominator this small means that a row sees only weights
 def persist(
     weight: Tensor,
     x: Tensor,
+    epilogue: Epilogue | None = None,
     *,
     softmax: bool = False,
     mask: Tensor | None = None,
     causal: bool = False,
     dropout: float = 0.0,
-    epilogue: Epilogue | None = None,
 ) -> Tensor:
     """epilogue(W·x) with one W for the whole batch.
 
     Args:
         weight: [queries, keys] or [heads, queries, keys]; logits if `softmax`, else the matrix itself.
         x: [batch, keys, channels]; heads split the channels.
+        epilogue: :class:`Compose`, :class:`Gate` or None.
         softmax: normalise each row of `weight` over the tokens it sees.
-        mask: [batch, keys], True for real tokens; padding contributes nothing.
+        mask: [batch, keys], True for real tokens; padding contributes nothing. A row all of whose visible weights lie
+            more than e^57 below its largest is computed by the reference; compiled graphs cannot ask that question.
         causal: query i sees keys j ≤ i only.
         dropout: probability of dropping an entry of the matrix, drawn once per batch.
-        epilogue: :class:`Compose`, :class:`Gate` or None.
 
     >>> persist(torch.zeros(4, 4), torch.ones(2, 4, 8), softmax=True).shape
     torch.Size([2, 4, 8])
     """
+    if weight.dim() not in (2, 3):
+        raise ValueError(f"W must be [queries, keys] or [heads, queries, keys]; got {list(weight.shape)}")
     w = weight if weight.dim() == 3 else weight[None]
     heads, queries, keys = w.shape
     if x.dim() != 3 or x.shape[1] != keys:
         raise ValueError(f"x must be [batch, {keys}, channels] to fit W [{queries}, {keys}]; got {list(x.shape)}")
     if x.shape[-1] % heads:
         raise ValueError(f"{heads} heads do not divide the {x.shape[-1]} channels of x")
+    if mask is not None and mask.shape != x.shape[:2]:
+        raise ValueError(f"mask must be [batch, keys] = {list(x.shape[:2])}; got {list(mask.shape)}")
     if usable(x) and not (softmax and mask is not None and (x.dtype == torch.float16 or isinstance(epilogue, Gate))):
         return _on_kernels(w, x, softmax, mask, causal, dropout, epilogue)
     w = w.to(torch.promote_types(w.dtype, torch.float32))
@@ -87,7 +92,7 @@ def _on_kernels(
         x = x.to(torch.get_autocast_dtype(x.device.type))
     queries, keys = w.shape[1:]
     mask = mask if mask is None or mask.dtype == torch.bool else mask.bool()
-    w, row = w.float(), None
+    logits, w, row = w, w.float(), None
     triangle = torch.ones(queries, keys, dtype=torch.bool, device=w.device).tril() if causal else None
     if not softmax:
         w = w if triangle is None else w * triangle
@@ -99,6 +104,8 @@ def _on_kernels(
         w = (w if triangle is None else w * triangle).to(x.dtype).float()  # the same rounded E in both products
         with torch.autocast(x.device.type, enabled=False):
             total = torch.einsum("hij,bj->bih", w, mask.float())
+        if _vanishes(total, mask.float(), causal):
+            return reference.persist(logits, x, epilogue, softmax=True, mask=mask, causal=causal, dropout=dropout)
         row = torch.where(total > 0, 1 / total.clamp_min(VANISHING), 0.0)
     return fused_persist(_drop(w, dropout), x, row=row, mask=mask, causal=causal, epilogue=epilogue)
 
@@ -150,5 +157,7 @@ def _vanishes(total: Tensor, m: Tensor, causal: bool) -> bool:
     """Does a row see tokens, yet only with weights below what exp resolves? Asked outside compiled graphs only."""
     if torch.compiler.is_compiling() or (total.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
-    sees = (m.cumsum(-1) if causal else m.sum(-1, keepdim=True)).unsqueeze(-1) > 0
+    rows = total.shape[1]
+    reach = torch.arange(rows, device=m.device).clamp(max=m.shape[1] - 1)  # the last key that a row may see
+    sees = (m.cumsum(-1)[:, reach] if causal else m.sum(-1, keepdim=True)).unsqueeze(-1) > 0
     return bool(((total < VANISHING) & sees).any())

@@ -18,12 +18,12 @@ def attend(
     q: Tensor | None,
     k: Tensor | None,
     v: Tensor,
-    *,
     bias: Tensor | None = None,
-    key_bias: Tensor | None = None,
-    tile: tuple[Tensor, Tensor] | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    *,
+    key_bias: Tensor | None = None,
+    tile: tuple[Tensor, Tensor] | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """softmax(q·kᵀ + bias + key_bias + tile)·v over the visible keys; a query that sees nothing gives 0."""
@@ -69,12 +69,12 @@ def attention_weights(
 def persist(
     weight: Tensor,
     x: Tensor,
+    epilogue: Epilogue | None = None,
     *,
     softmax: bool = False,
     mask: Tensor | None = None,
     causal: bool = False,
     dropout: float = 0.0,
-    epilogue: Epilogue | None = None,
 ) -> Tensor:
     """epilogue(W·x) with W [i, j] or [h, i, j] shared by the batch; heads split the channels of x [b, j, h·d]."""
     w = persistent_weights(weight, mask, causal, softmax=softmax)
