@@ -38,6 +38,8 @@ def t5_pair(dropout: float) -> tuple[Any, Any, dict[str, torch.Tensor]]:
             feed_forward_proj="gated-gelu", tie_word_embeddings=False, dropout_rate=dropout, decoder_start_token_id=0,
         )
     )  # fmt: skip
+    # transformers 5 ties T5's embeddings whatever the configuration says; T5.1.1 has its own output matrix
+    theirs.lm_head.weight = torch.nn.Parameter(theirs.lm_head.weight.detach().clone())
     ours = create_model("t5-v1.1-small", dropout=dropout)
     ids, labels = torch.randint(3, 32000, (BATCH, INPUTS)), torch.randint(3, 32000, (BATCH, TARGETS))
     mask = (torch.arange(INPUTS) < torch.linspace(INPUTS // 2, INPUTS, BATCH)[:, None]).long()
@@ -71,7 +73,9 @@ def stepper(model: Any, batch: dict[str, torch.Tensor]) -> Callable[[], float]:
     return step
 
 
-def compare(make: Callable[[float], tuple[Any, Any, dict[str, torch.Tensor]]], dropout: float, rounds: int) -> dict[str, Any]:
+def compare(
+    make: Callable[[float], tuple[Any, Any, dict[str, torch.Tensor]]], dropout: float, rounds: int
+) -> dict[str, Any]:
     """Steps in turn: medians, and the median of theirs / ours."""
     torch.manual_seed(0)
     ours, theirs, batch = make(dropout)

@@ -54,7 +54,10 @@ class Watch(Callback):
         if step == self.last:
             torch.cuda.synchronize()
             seconds = time.perf_counter() - self.began
-            self.result |= {"steps": self.last - self.first, "step_ms": round(1000 * seconds / (self.last - self.first), 2)}
+            self.result |= {
+                "steps": self.last - self.first,
+                "step_ms": round(1000 * seconds / (self.last - self.first), 2),
+            }
             self.result["graphs_compiled_after_warm_up"] = counters["stats"]["unique_graphs"] - self.frames
             if self.profiled:
                 self.profiler.stop()
@@ -130,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/train-loop-h200.json"))
     parser.add_argument("--base-steps", type=int, default=60)
+    parser.add_argument("--only", choices=["base", "small"], help="One of the two parts.")
     options = parser.parse_args()
     results: dict[str, Any] = {
         "command": "PYTHONPATH=src python benchmarks/train_gpu.py",
@@ -141,7 +145,14 @@ def main() -> None:
         task = made_task(Path(folder))
         base = {
             "model": {"name": "t5-v1.1-base", "options": {"vocab_size": 32128, "dropout": 0.0}},
-            "data": {"task": task, "tokenizer": "word", "batch_size": 128, "max_input": 512, "max_target": 128, "buckets": 3},
+            "data": {
+                "task": task,
+                "tokenizer": "word",
+                "batch_size": 128,
+                "max_input": 512,
+                "max_target": 128,
+                "buckets": 2,
+            },
         }
         small = {"model": {"name": "remixer-tiny"}, "data": {"task": "scan", "batch_size": 128}}
         graphs = {**small, "device": {"cuda_graphs": True}}
@@ -151,7 +162,8 @@ def main() -> None:
             ("remixer-tiny on scan, CUDA graphs", graphs, 100, 400, True),
             ("remixer-tiny on scan, no CUDA graphs", plain, 100, 400, True),
         ]
-        for name, values, first, last, profiled in plan:
+        wanted = {"base": plan[:1], "small": plan[1:], None: plan}[options.only]
+        for name, values, first, last, profiled in wanted:
             results["runs"].append(measure(name, values, first, last, profiled))
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(results, indent=2) + "\n")

@@ -194,17 +194,21 @@ def _model_config(
         if "num_labels" in fitted and fitted["num_labels"] != base.num_labels:
             fitted |= {"id2label": {i: str(i) for i in range(fitted["num_labels"])}}
             fitted |= {"label2id": {str(i): i for i in range(fitted.pop("num_labels"))}}
-        return TokenmixConfig(**{**plain(base), **fitted, **model.options})
+        options = dict(model.options)
+        for part in ("attention_dropout", "inner_dropout"):  # what followed dropout before follows it now
+            if "dropout" in options and getattr(base, part) == base.dropout:
+                options.setdefault(part, options["dropout"])
+        return TokenmixConfig(**{**plain(base), **fitted, **options})
     if model.name:
         overrides = {"layer": model.layer} if model.layer else {}
-        base = preset_config(model.name, **overrides)
+        base = preset_config(model.name, **overrides, **model.options)
     else:
         sizes: dict[str, Any] = dict(SMALL)
         body = _body(config, tasks)
         if body == "vision":
             sizes.pop("max_length")
             sizes |= {"image_size": 28, "patch_size": 7, "channels": 1}
-        base = TokenmixConfig(body=body, layer=str(model.layer), **sizes)
+        base = TokenmixConfig(**{"body": body, "layer": str(model.layer), **sizes, **model.options})
     if tokenizer is not None:
         size = len(tokenizer)
         fitted["vocab_size"] = size if size < 1024 else round_up(size, 64)  # matrix units like multiples

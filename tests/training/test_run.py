@@ -1,0 +1,253 @@
+"""A run from start to end: its folder, its options, every form of task."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import same, tiny, weights
+
+from tokenmix.models import TokenmixForConditionalGeneration
+from tokenmix.training import Callback, RunConfig, train
+from tokenmix.training.build import build
+from tokenmix.training.loop import Budget, Counters
+from tokenmix.training.run import headline
+
+
+class Listener(Callback):
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.validations: list[dict[str, Any]] = []
+
+    def on_start(self, run: dict[str, Any]) -> None:
+        self.heard.append(f"start {run['steps']}")
+
+    def on_step(self, step: int, fraction: float) -> None:
+        self.heard.append("step")
+
+    def on_log(self, record: dict[str, Any]) -> None:
+        self.heard.append(f"log {record['step']}")
+
+    def on_validation(self, record: dict[str, Any]) -> None:
+        self.validations.append(record)
+
+    def on_end(self, result: Any) -> None:
+        self.heard.append(result.status)
+
+
+def test_a_run_folder_holds_everything_and_opens_with_from_pretrained(tmp_path: Path) -> None:
+    listener = Listener()
+    run = tmp_path / "run"
+    result = train(tiny(run, validation__metric=True, validation__every=6, tensorboard=True), callbacks=[listener])
+    assert listener.heard[0] == "start 12"
+    assert listener.heard.count("step") == 12
+    assert listener.heard[-1] == "finished"
+    assert [v["step"] for v in listener.validations] == [6, 12]
+    assert set(result.metrics) == {"exact_match", "loss"}
+    model = TokenmixForConditionalGeneration.from_pretrained(run)
+    assert same(dict(model.state_dict()), weights(run))
+    from transformers import AutoTokenizer
+
+    assert len(AutoTokenizer.from_pretrained(run)) == model.config.vocab_size
+    assert RunConfig.read(run / "config.yaml") == tiny(
+        run, validation__metric=True, validation__every=6, tensorboard=True
+    )
+    record = json.loads((run / "environment.json").read_text())
+    assert {"versions", "device", "seed", "git", "threads", "command"} <= set(record)
+    kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert kinds == ["train", "validation", "train", "train", "validation"]
+    logged = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert {"loss", "lr", "examples/s", "tokens/s", "mfu", "memory_gb", "seconds_left"} <= set(logged)
+    assert list((run / "tensorboard").iterdir())
+    assert "tokenmix predict" in result.summary()
+
+
+def test_micro_batches_equal_one_batch(tmp_path: Path) -> None:
+    """Mean over all tokens of the batch, not the mean of means: 8 rows as 1, 2 and 8 micro-batches."""
+    settings = {"model__options__dropout": 0.0, "optimizer__eps": 1e-4, "budget__steps": 6}
+    for k in (1, 2, 8):
+        train(tiny(tmp_path / str(k), **settings, device__accumulate=k))
+    one = weights(tmp_path / "1")
+    for k in ("2", "8"):
+        many = weights(tmp_path / k)
+        assert max(float((one[n] - many[n]).abs().max()) for n in one) <= 1e-5
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(tiny(tmp_path / name, seed=seed))
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+def test_frozen_embeddings_stay(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "run", model__freeze_embeddings=True)
+    before = {n: p.clone() for n, p in build(config).model.named_parameters()}
+    train(config)
+    after = weights(tmp_path / "run")
+    changed = {n for n in after if not torch.equal(after[n], before[n])}
+    assert not changed & {"model.embed.tokens.weight", "lm_head.weight"}
+    assert changed
+
+
+@pytest.mark.parametrize("budget", [{"epochs": 0.5}, {"tokens": 2000}, {"flops": 5e7}, {"minutes": 0.01}])
+def test_budgets_end_a_run(tmp_path: Path, budget: dict[str, float]) -> None:
+    config = tiny(tmp_path / "run")
+    config.budget = RunConfig.of({"budget": budget}).budget
+    result = train(config)
+    spent = {
+        "epochs": result.steps * 8 / 200,
+        "tokens": result.tokens,
+        "flops": result.flops,
+        "minutes": result.seconds / 60,
+    }
+    ((kind, limit),) = budget.items()
+    assert spent[kind] >= 0.95 * limit  # epochs are rounded to whole steps
+    assert result.steps < 2000
+
+
+def test_the_length_of_a_run_is_estimated_for_schedules() -> None:
+    config = RunConfig.of({"budget": {"tokens": 1000}}).budget
+    assert Budget(config, per_epoch=10).total(Counters(step=5, tokens=250)) == 20
+    assert Budget(RunConfig().budget, per_epoch=10).steps == 3000
+
+
+def test_early_stopping_only_when_asked(tmp_path: Path) -> None:
+    settings = {"validation__every": 1, "optimizer__lr": 0.0, "budget__steps": 10}
+    assert train(tiny(tmp_path / "a", **settings)).status == "finished"
+    result = train(tiny(tmp_path / "b", **settings, validation__patience=3))
+    assert (result.status, result.steps, result.best["step"]) == ("stopped early", 4, 1)
+
+
+def test_headline_of_metrics() -> None:
+    assert headline({"exact_match": 1.0, "loss": 2.0}) == ("exact_match", True)
+    assert headline({"perplexity": 3.0, "loss": 1.0}) == ("perplexity", False)
+    assert headline({"loss": 1.0}) == ("loss", False)
+
+
+def test_adafactor_with_t5s_schedule(tmp_path: Path) -> None:
+    settings = {"optimizer__name": "adafactor", "schedule__name": "constant", "schedule__warmup": 0}
+    train(tiny(tmp_path / "whole", **settings))
+    train(tiny(tmp_path / "parts", **settings, budget__steps=6))
+    train(tiny(tmp_path / "parts", **settings, resume="auto"))
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+# ------------------------------------------------------------------------------------------------ every form of task
+
+
+def labelled(tmp_path: Path) -> str:
+    rows = [{"text": f"{word} {i}", "more": "x y", "label": word} for i in range(12) for word in ("good", "bad")]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"file:{tmp_path / 't.jsonl'}?text=text,more&label=label"
+
+
+def fashion(tmp_path: Path) -> Path:
+    folder = tmp_path / "data" / "fashion_mnist"
+    folder.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        images, labels = (
+            np.random.default_rng(0).integers(0, 255, (10_020, 28, 28), np.uint8),
+            np.arange(10_020, dtype=np.uint8) % 10,
+        )
+        for name, values in ((f"{part}-images-idx3-ubyte.gz", images), (f"{part}-labels-idx1-ubyte.gz", labels)):
+            header = struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+            (folder / name).write_bytes(gzip.compress(header + values.tobytes(), 1))
+    return folder.parent
+
+
+SMALL = {"d_model": 16, "d_ff": 32, "layers": 1}
+
+
+@pytest.mark.parametrize(
+    "model, task, metric",
+    [
+        ("bert-tiny", "labelled", "accuracy"),
+        ("lm-tiny", "scan", "exact_match"),
+        ("gmlp-tiny", "toy", "perplexity"),
+        ("lm-tiny", "toy", "perplexity"),
+        ("remixer-tiny", "toy", "perplexity"),
+        ("gmlp-vision-tiny", "fashion_mnist", "accuracy"),
+    ],
+)
+def test_every_form_of_task_trains_and_validates(tmp_path: Path, model: str, task: str, metric: str) -> None:
+    config = tiny(tmp_path / "run", model__name=model, budget__steps=3, validation__metric=True, data__vocab_size=600)
+    config.model.options = dict(SMALL)
+    config.data.task = labelled(tmp_path) if task == "labelled" else task
+    config.data.folder = str(fashion(tmp_path)) if task == "fashion_mnist" else None
+    result = train(config)
+    assert result.steps == 3
+    assert metric in result.metrics
+    assert np.isfinite(result.metrics["loss"])
+
+
+def test_span_answers_train_and_validate(tmp_path: Path) -> None:
+    from tokenmix.data.readers import Row
+    from tokenmix.data.sources import Made
+    from tokenmix.data.task import Example, Task, register
+    from tokenmix.evaluation import metrics
+
+    def convert(row: Row, split: str) -> Example:
+        return Example(question="who came", context=f"then {row['name']} came in", answers=(row["name"],), start=5)
+
+    rows = [{"name": name} for name in ("ada", "ben", "eve", "tom")] * 4
+    source = Made({"train": lambda: rows, "validation": lambda: rows})
+    score = lambda p, e: metrics.squad(p, [x.answers for x in e])  # noqa: E731
+    register(Task("who", "test", (source,), {"span": convert}, score, "f1"))
+    config = tiny(
+        tmp_path / "run", model__name="bert-tiny", data__task="who", data__tokenizer="word", validation__metric=True
+    )
+    config.model.options = dict(SMALL)
+    assert "f1" in train(config).metrics
+
+
+def test_finetuning_starts_from_weights(tmp_path: Path) -> None:
+    config = tiny(
+        tmp_path / "pretrained", model__name="gmlp-tiny", data__task="toy", data__vocab_size=600, budget__steps=2
+    )
+    config.model.options = dict(SMALL)
+    train(config)
+    tuned = tiny(tmp_path / "tuned", model__name=None, model__weights=str(tmp_path / "pretrained"), budget__steps=2)
+    tuned.model.name, tuned.model.options, tuned.data.task = None, {"dropout": 0.1}, labelled(tmp_path)
+    result = train(tuned)
+    assert result.steps == 2
+    before, after = weights(tmp_path / "pretrained"), weights(tmp_path / "tuned")
+    shared = [name for name in after if name in before and "embed.tokens" in name]
+    assert shared
+    assert all(torch.allclose(after[n], before[n], atol=0.05) for n in shared)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model__name": "remixer-tinny"}, "did you mean 'remixer-tiny'"),
+        ({"data__task": "scann"}, "did you mean 'scan'"),
+        ({"model__name": "bert-tiny"}, "body 'encoder' cannot learn task 'scan'"),
+        ({"data__batch_size": 0}, "batch_size=0"),
+    ],
+)
+def test_mistakes_are_answered_before_anything_is_trained(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(tiny(tmp_path / "run", **changes))
+
+
+def test_dropout_of_the_options_is_dropout_everywhere(tmp_path: Path) -> None:
+    """A preset's attention dropout follows its dropout; so it does when that is overridden."""
+    for dropout in (0.0, 0.3):
+        model = build(tiny(tmp_path, model__options__dropout=dropout)).model.config
+        assert (model.dropout, model.attention_dropout, model.inner_dropout) == (dropout, dropout, dropout)
+
+
+def test_a_layer_in_place_of_a_preset(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "run", model__layer="random + dot | remix", budget__steps=2)
+    config.model.name = None
+    assert train(config).steps == 2
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["layer"] == "random + dot | remix"
