@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ class Asked:
     cross: bool = False
     mask: Tensor | None = None  #: [batch, queries] which of the tokens that ask are real
     owner: str = ""  #: whose turn it is, so that two terms of a kind remember apart
-    dot: TermModule | None = None  #: the (first) dot term of the sum
+    dot: Any = None  #: the (first) dot term of the sum
     query: Tensor | None = None  #: its query [batch, heads, queries, head_dim], which dense(query="dot") reads too
 
     @property
@@ -167,9 +168,9 @@ class Attention(Mixer):
         if record is not None:
             record["mixing"] = self._matrix(logits, value, mask, causal)
         if self.persistent and asked.step is None:  # one matrix serves the whole batch
-            return self.out(persist(logits.bias, value, softmax=True, mask=mask, causal=causal, dropout=dropout)).view(
-                shape
-            )
+            assert logits.bias is not None
+            mixed = persist(logits.bias, value, softmax=True, mask=mask, causal=causal, dropout=dropout)
+            return self.out(mixed).view(shape)
         mixed = attend(
             logits.q,
             logits.k,
@@ -188,10 +189,11 @@ class Attention(Mixer):
         if self.dot is not None:
             asked.dot = self.terms[self.dot]
             asked.query = asked.dot.queries(asked.x)
-        shares = []
+        shares: list[Logits] = []
         for i, (term, alpha) in enumerate(zip(self.terms, self.weights(), strict=True)):
             asked.owner = f"{i}."
-            shares.append(term.logits(asked).times(alpha))
+            share: Logits = term.logits(asked)  # type: ignore[operator]
+            shares.append(share.times(alpha))
         biases = [share.bias for share in shares if share.bias is not None]
         if self.relative is not None:
             biases.append(self.relative(asked.keys, asked.slot))

@@ -159,9 +159,8 @@ class Sublayer(Expression):
         return (self,)
 
     def __str__(self) -> str:
-        given = [
-            f"{f.name}={_literal(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default
-        ]  # type: ignore[arg-type]
+        options: Any = fields(self)  # type: ignore[arg-type]
+        given = [f"{f.name}={_literal(getattr(self, f.name))}" for f in options if getattr(self, f.name) != f.default]
         return f"{self.name}({', '.join(given)})" if given else self.name
 
 
@@ -280,7 +279,7 @@ def register(name: str) -> Callable[[S], S]:
     def add(cls: S) -> S:
         cls.name = name
         frozen = dataclass(frozen=True)(cls)
-        for f in fields(frozen):
+        for f in fields(frozen):  # type: ignore[arg-type]
             if f.default is MISSING or "check" not in f.metadata:
                 raise TypeError(f"{cls.__name__}.{f.name} needs option(default, check)")
         REGISTRY[name] = frozen
@@ -346,7 +345,7 @@ def _read(node: ast.expr, source: str) -> Expression:
             return mix(*(_read(arg, source) for arg in args), **given)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             kind = _lookup(name)
-            known = tuple(f.name for f in fields(kind))
+            known = tuple(f.name for f in fields(kind))  # type: ignore[arg-type]
             if args:
                 hint = f"{name}({known[0]}={ast.unparse(args[0])})" if known else f"{name} has no options"
                 raise ValueError(f"options are given by name: {hint}; got {ast.unparse(node)}")

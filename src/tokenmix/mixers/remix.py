@@ -87,12 +87,11 @@ class RemixBlock(Mixer):
         record: dict[str, Tensor] | None = None,
         **_: Any,
     ) -> Tensor:
-        step = slot is not None and not slot.fresh
         gelu = nn.functional.gelu(self.w1(x), approximate="tanh")
         x1 = gelu * self.w2(x)  # X' = σ_g(X W₁) ⊙ X W₂
         remembered = slot.append("x1", x1) if slot is not None else x1
         compose = Compose(self._alpha(x1)) if self.spec.compose is True else None
-        if step:
+        if slot is not None and not slot.fresh:
             xs = mix_rows(self.matrix(slot.span), remembered, slot, softmax=True)
             xc = reference.apply_epilogue(xs, x1, compose)
         else:
@@ -112,7 +111,7 @@ class RemixBlock(Mixer):
         """H [heads, length, length], before its softmax."""
         return toeplitz(self.h, length) if self.spec.toeplitz else self.h[:, :length, :length]
 
-    def _alpha(self, x1: Tensor) -> float | Tensor:
+    def _alpha(self, x1: Tensor) -> Any:
         if hasattr(self, "alpha_gate"):
             return torch.sigmoid(self.alpha_gate(x1))
         return torch.sigmoid(self.alpha) if hasattr(self, "alpha") else self.spec.alpha

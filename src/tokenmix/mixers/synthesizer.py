@@ -189,7 +189,7 @@ class _Dense(TermModule):
     def logits(self, asked: Asked) -> Logits:
         # F(X) = W₂ relu(W₁X + b₁) + b₂ = q·kᵀ + b₂  with learned keys k = W₂ᵀ
         heads = self.site.heads
-        q = torch.relu(asked.query) if self.features is None else self.features(asked)
+        q = self.features(asked) if self.features is not None else torch.relu(asked.query)  # type: ignore[arg-type]
         key = None if self.key_bias is None else self.key_bias[:, : asked.keys].expand(heads, -1)
         return Logits(q=q, k=self.keys[:, : asked.keys].expand(heads, -1, -1)[None], key=key)
 

@@ -50,11 +50,11 @@ def _add(name: str, source: str, millions: float | None = None, note: str = "", 
 
 # ------------------------------------------------------------------------------------------------ T5, the seq2seq body
 
-T5_1_1 = dict(body="seq2seq", layer="dot | geglu", vocab_size=32128, max_length=512, dropout=0.1)
-T5_1_0 = dict(T5_1_1, layer='dot | mlp(activation="relu")', tie_embeddings=True)
-SMALL = dict(d_model=512, heads=6, head_dim=64, layers=8)
-BASE = dict(d_model=768, heads=12, head_dim=64, layers=12)
-LARGE = dict(d_model=1024, heads=16, head_dim=64, layers=24)
+T5_1_1: dict[str, Any] = dict(body="seq2seq", layer="dot | geglu", vocab_size=32128, max_length=512, dropout=0.1)
+T5_1_0: dict[str, Any] = dict(T5_1_1, layer='dot | mlp(activation="relu")', tie_embeddings=True)
+SMALL: dict[str, Any] = dict(d_model=512, heads=6, head_dim=64, layers=8)
+BASE: dict[str, Any] = dict(d_model=768, heads=12, head_dim=64, layers=12)
+LARGE: dict[str, Any] = dict(d_model=1024, heads=16, head_dim=64, layers=24)
 
 _add("t5-v1.1-small", "T5.1.1", 77, **T5_1_1, **SMALL, d_ff=1024)
 _add("t5-v1.1-base", "Remixer Table 1", 248, **T5_1_1, **BASE, d_ff=2048)
@@ -87,7 +87,7 @@ _add(
     decoder_layers=3,
     d_ff=2048,
 )
-_MIXER = "the printed 212M follows from no natural width: 191.0M without self-attention + 12·2·512·h for hidden h in the encoder"
+_MIXER = "the printed 212M follows from no natural width: 191.0M without self-attention + 12·2·512·h for hidden h"
 _add(
     "mixer-base", "Remixer Table 1", 212, _MIXER,
     **{**T5_1_1, "layer": "token_mlp(hidden=768, window=32) | geglu"}, **BASE, d_ff=2048, positions="none",
@@ -104,7 +104,15 @@ _add(
 
 # ------------------------------------------------------------------------------- Synthesizer, Table 6 (and Tables 3–5)
 
-SYNTH = {**T5_1_0, **BASE, "heads": 8, "head_dim": 128, "cross_heads": 12, "cross_head_dim": 64, "d_ff": 3072}
+SYNTH: dict[str, Any] = {
+    **T5_1_0,
+    **BASE,
+    "heads": 8,
+    "head_dim": 128,
+    "cross_heads": 12,
+    "cross_head_dim": 64,
+    "d_ff": 3072,
+}
 _WIDE = (
     "self-attention 8 × 128 = 1024 wide against the Transformer's 768, as the published runs; '-matched' has 12 × 64"
 )
@@ -135,12 +143,12 @@ _add(
 
 # --------------------------------------------------------------- Synthesizer, Table 2 (translation and language models)
 
-T2T = dict(
+T2T: dict[str, Any] = dict(
     d_model=512, d_ff=2048, heads=8, layers=6, max_length=256, positions="sinusoidal", norm="layer", bias=True, scale=True,
     init="xavier", tie_embeddings=True, scale_output=False, scale_embeddings=True, dropout=0.1, label_smoothing=0.1,
 )  # fmt: skip
-MT = dict(T2T, body="seq2seq", vocab_size=44800)
-LM = dict(T2T, body="decoder", vocab_size=32000, label_smoothing=0.0)
+MT: dict[str, Any] = dict(T2T, body="seq2seq", vocab_size=44800)
+LM: dict[str, Any] = dict(T2T, body="decoder", vocab_size=32000, label_smoothing=0.0)
 _TERMS = {
     "transformer": "dot",
     "fix": "random(fixed=True)",
@@ -179,7 +187,7 @@ for _name, _term in _TERMS.items():
 
 # ------------------------------------------------------------------------------------ Synthesizer, Tables 7, 8 and 9
 
-CLASSIFY = dict(
+CLASSIFY: dict[str, Any] = dict(
     body="encoder", d_model=512, d_ff=2048, heads=8, layers=6, vocab_size=32000, max_length=512, dropout=0.1, pool="mean",
     positions="sinusoidal", init="xavier", tie_embeddings=True,
 )  # fmt: skip
@@ -209,7 +217,7 @@ for _heads in (2, 4, 8, 16, 32):
 
 # ------------------------------------------------------------------------------------------- gMLP on text, and BERT
 
-BERT = dict(
+BERT: dict[str, Any] = dict(
     body="encoder", layer="dot | mlp", norm_position="post", norm_eps=1e-12, segments=2, embedding_norm=True,
     head_transform=True, pooler=True, vocab_size=30522, max_length=512, dropout=0.1, classifier_dropout=0.1,
 )  # fmt: skip
@@ -246,7 +254,7 @@ for _layers, _width, _heads, _millions in ((24, 512, 8, 92), (48, 384, 12, 98), 
         f"bert-{_layers}-thin", "gMLP Table 10", _millions, f"{_layers} + {_layers} blocks",
         **ABLATION, d_model=_width, d_ff=4 * _width, heads=_heads, layers=_layers,
     )  # fmt: skip
-GMLP = dict(body="encoder", positions="none", vocab_size=32000, d_model=512, d_ff=3072, heads=1)
+GMLP: dict[str, Any] = dict(body="encoder", positions="none", vocab_size=32000, d_model=512, d_ff=3072, heads=1)
 for _layers, _millions in ((18, 59), (36, 102), (72, 187), (144, 357)):
     _add(
         f"gmlp-{_layers}",
@@ -269,7 +277,7 @@ _add(
 )  # fmt: skip
 _add("gmlp-base", "gMLP Table 5", 130, **GMLP, max_length=512, layer="gmlp(toeplitz=True)", layers=48)
 _add("amlp-base", "gMLP Table 5", 109, **GMLP, max_length=512, layer="gmlp(toeplitz=True, attention=64)", layers=36)
-GMLP_LARGE = {**GMLP, "d_model": 768, "max_length": 512}
+GMLP_LARGE: dict[str, Any] = {**GMLP, "d_model": 768, "max_length": 512}
 _add("gmlp-large", "gMLP Table 5", 365, **GMLP_LARGE, layer="gmlp(toeplitz=True)", layers=96)
 _add("amlp-large", "gMLP Table 5", 316, **GMLP_LARGE, layer="gmlp(toeplitz=True, attention=128)", layers=72)
 _add(
@@ -288,10 +296,10 @@ PRESETS["fnet-base"].options["vocab_size"] = 32000
 
 # ------------------------------------------------------------------------------------------------------------- vision
 
-VISION = dict(body="vision", num_labels=1000, heads=1)
-for _name, _width, _millions, _drop in (("ti", 128, 5.9, 0.0), ("s", 256, 19.5, 0.05), ("b", 512, 73.4, 0.2)):
+VISION: dict[str, Any] = dict(body="vision", num_labels=1000, heads=1)
+for _name, _width, _count, _drop in (("ti", 128, 5.9, 0.0), ("s", 256, 19.5, 0.05), ("b", 512, 73.4, 0.2)):
     _add(
-        f"gmlp-{_name}16-224", "gMLP Table 1", _millions, f"survival probability {1 - _drop:.2f}",
+        f"gmlp-{_name}16-224", "gMLP Table 1", _count, f"survival probability {1 - _drop:.2f}",
         **VISION, layer="gmlp", d_model=_width, d_ff=6 * _width, layers=30, drop_path=_drop,
     )  # fmt: skip
 _add(
@@ -319,7 +327,7 @@ _NOTES = {
     "deit-ti16-224": "12·12·192² + 768·192 + 192·1000 = 5.6M of matrices, 5.7M in all; the printed 5M is cut off",
     "vit-b16-384": "12·12·768² + 768² + 577·768 = 86.0M as printed; with the classifier's 0.77M and biases 86.9M",
 }
-VIT = dict(body="vision", num_labels=1000, layer="dot | mlp", positions="absolute", pool="cls")
+VIT: dict[str, Any] = dict(body="vision", num_labels=1000, layer="dot | mlp", positions="absolute", pool="cls")
 for _name, _width, _heads, _layers, _size, _millions in (
     ("deit-ti16-224", 192, 3, 12, 224, 5),
     ("deit-s16-224", 384, 6, 12, 224, 22),
@@ -334,7 +342,7 @@ for _name, _width, _heads, _layers, _size, _millions in (
 
 # ------------------------------------------------------------------------------- a tiny one of each family, for trials
 
-TINY = dict(d_model=64, d_ff=128, heads=4, layers=2, max_length=128, vocab_size=512, dropout=0.0)
+TINY: dict[str, Any] = dict(d_model=64, d_ff=128, heads=4, layers=2, max_length=128, vocab_size=512, dropout=0.0)
 for _name, _layer in (
     ("t5-v1.1", "dot | geglu"),
     ("synthesizer-r", "random | geglu"),
@@ -359,7 +367,7 @@ for _name, _layer, _positions in (
         f"{_name}-tiny", "for trials", None, "", body="encoder", layer=_layer, positions=_positions, segments=2, **TINY
     )
 _add("lm-tiny", "for trials", None, "", body="decoder", layer="dot | geglu", **TINY)
-TINY_VISION = dict(
+TINY_VISION: dict[str, Any] = dict(
     body="vision", num_labels=10, image_size=28, patch_size=7, channels=1, d_model=64, d_ff=128, layers=2
 )
 _add("gmlp-vision-tiny", "for trials", None, "", layer="gmlp", heads=1, **TINY_VISION)

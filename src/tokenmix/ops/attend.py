@@ -51,7 +51,10 @@ def attend(
         raise ValueError("attend takes q and k together, or neither")
     if q is None and bias is None and tile is None:
         raise ValueError("attend needs logits: q and k, a bias or a tile")
-    if mask is not None and mask.shape not in ((v.shape[0], v.shape[2]), (v.shape[0], _queries(q, bias, tile), v.shape[2])):
+    if mask is not None and mask.shape not in (
+        (v.shape[0], v.shape[2]),
+        (v.shape[0], _queries(q, bias, tile), v.shape[2]),
+    ):
         raise ValueError(
             f"mask must be [batch, keys] = {[v.shape[0], v.shape[2]]} or [batch, queries, keys]; got {list(mask.shape)}"
         )

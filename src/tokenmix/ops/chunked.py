@@ -153,7 +153,7 @@ def _empty(given: list[Tensor | None]) -> Tensor:
 
 
 @_forward.register_fake
-def _(q, k, v, bias, key_bias, tile_a, tile_b, mask, causal, dropout, seed):  # type: ignore[no-untyped-def]
+def _(q, k, v, bias, key_bias, tile_a, tile_b, mask, causal, dropout, seed):
     return _empty([q, k, v, bias, key_bias, tile_a, tile_b, mask])
 
 
@@ -187,12 +187,12 @@ def _backward(
 
 
 def _block_gradients(
-    grad: Tensor, part: list[Tensor | None], first: int, dropout: float
+    grad: Tensor, part: list[Any], first: int, dropout: float
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients by q, k, v, bias, key_bias, A and B of one block, before they are summed to the arguments' shapes."""
     q, k, v, _, _, a, b, _ = part
     assert v is not None
-    w = weights(*part, first).expand(v.shape[0], v.shape[1], -1, -1)
+    w = weights(*part[:8], first).expand(v.shape[0], v.shape[1], -1, -1)  # type: ignore[call-arg]
     kept = torch.dropout(torch.ones_like(w, dtype=v.dtype), dropout, True) if dropout else None
     used = w.to(v.dtype) if kept is None else w.to(v.dtype) * kept
     dw = grad @ v.transpose(-1, -2)  # out = W v
@@ -222,7 +222,7 @@ def _totals(given: list[Tensor | None], wanted: list[bool]) -> list[Tensor]:
 
 
 @_backward.register_fake
-def _(grad, q, k, v, bias, key_bias, tile_a, tile_b, mask, causal, dropout, seed, wanted):  # type: ignore[no-untyped-def]
+def _(grad, q, k, v, bias, key_bias, tile_a, tile_b, mask, causal, dropout, seed, wanted):
     return _totals([q, k, v, bias, key_bias, tile_a, tile_b, mask], wanted)[:7]
 
 
