@@ -123,7 +123,7 @@ def test_verdict_says_how_sure_it_is(tmp_path: Path) -> None:
     (tmp_path / "comparison.json").write_text(json.dumps(result))
     seen = visible(write_report(tmp_path, matrices=False).read_text("utf-8"))
     assert "random + dot | geglu leads on scan" in seen
-    assert "goes from −0.4 to +1.5, so the two cannot be told apart" in seen
+    assert "of the difference over 3 seeds goes from −0.4 to +1.5, so the two cannot be told apart" in seen
     best["mean"] = result["models"][0]["mean"] = 99.0
     (tmp_path / "comparison.json").write_text(json.dumps(result))
     assert "No model leads on scan" in visible(write_report(tmp_path, matrices=False).read_text("utf-8"))

@@ -70,6 +70,14 @@ def values_of(run: Mapping[str, Any], what: str, metric: str) -> list[tuple[floa
     return points
 
 
+def running_mean(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Each value as the mean of a fortieth of the curve around it: what a noisy loss says."""
+    half = len(points) // 80
+    values = [value for _, value in points]
+    near = [values[max(0, k - half) : k + half + 1] for k in range(len(points))]
+    return [(step, sum(some) / len(some)) for (step, _), some in zip(points, near)]
+
+
 def curves(
     models: Sequence[Mapping[str, Any]], what: str, metric: str, higher: bool
 ) -> tuple[Scene, dict[str, Any]] | None:
@@ -84,7 +92,7 @@ def curves(
                 at[step].append(value)
         if at:
             mean = [(step, sum(at[step]) / len(at[step])) for step in sorted(at) if len(at[step]) == len(seeds)]
-            drawn.append((number, str(model["name"]), seeds, mean))
+            drawn.append((number, str(model["name"]), seeds, running_mean(mean) if what == "loss" else mean))
     if not drawn:
         return None
     every = [point for _, _, seeds, _ in drawn for points in seeds for point in points]
@@ -98,7 +106,7 @@ def curves(
     shapes = frame.draw("training step", label, SIZE)
     for number, _, seeds, mean in drawn:
         colour, dash, mark = style(number)
-        if len(seeds) > 1:
+        if len(seeds) > 1 or what == "loss":
             for points in seeds:
                 shapes.append(Line(tuple(frame.point(*p) for p in points), colour, 1, dash, 0.3, series=number))
         shapes.append(Line(tuple(frame.point(*p) for p in mean), colour, 2.2, dash, series=number))

@@ -16,6 +16,7 @@ from tokenmix.report.results import (
     Result,
     categories_table,
     decimals,
+    finished,
     leader,
     metric_of,
     ranked,
@@ -84,14 +85,18 @@ def _head(result: Result) -> str:
     task, (metric, higher) = str(result.get("task", "")), metric_of(result)
     order = ranked(result)
     seeds = max((len(model["runs"]) for model in result["models"]), default=0)
+    waiting = sum(run.get("status") == "running" for model in result["models"] for run in model["runs"])
     if order and leader(result) is None:
         title = f"No model leads on {task}"
         lead = f"The best of them are equal, at {spread(order[0], decimals(result))} {charts.metric_name(metric)}."
     elif order:
-        sure = order[0]["name"] != result.get("baseline") and order[0].get("significant")
-        title, lead = f"{order[0]['name']} {'is best' if sure else 'leads'} on {task}", _verdict(result, order, seeds)
+        # one seed does not say how much runs of the same model differ
+        sure = order[0].get("significant") and finished(order[0]) > 1 and not waiting
+        title, lead = f"{order[0]['name']} {'is best' if sure else 'leads'} on {task}", _verdict(result, order)
     else:
         title, lead = f"{task}: no run has finished", "The table below says how far they are."
+    if order and waiting:
+        lead += f" So far: {waiting} of {seeds * len(result['models'])} runs have not finished."
     facts = {
         "Task": f"{task} ({result['split']})" if result.get("split") else task,
         "Metric": charts.metric_name(metric) + ("" if higher else ", lower is better"),
@@ -108,9 +113,10 @@ def _head(result: Result) -> str:
     )
 
 
-def _verdict(result: Result, order: Sequence[Mapping[str, Any]], seeds: int) -> str:
+def _verdict(result: Result, order: Sequence[Mapping[str, Any]]) -> str:
     """What was found and how sure that is."""
     best, digits, metric = order[0], decimals(result), metric_of(result)[0]
+    seeds = finished(best)
     percent = charts.metric_name(metric).endswith("(%)")
     words = ("% " if percent else " ") + charts.metric_name(metric).removesuffix(" (%)")
     said = f"It reaches {spread(best, digits)}{words}" + (f" over {seeds} seeds" if seeds > 1 else " with one seed")
@@ -128,7 +134,9 @@ def _verdict(result: Result, order: Sequence[Mapping[str, Any]], seeds: int) -> 
     if best.get("interval"):
         low, high = (written(edge, digits, sign=True) for edge in best["interval"])
         end = "so the difference is significant." if best.get("significant") else "so the two cannot be told apart."
-        return f"{said} The bootstrap interval of the difference goes from {low} to {high}, {end}"
+        over = f" over {best['over']}" if best.get("over") else ""
+        alone = "" if seeds > 1 else " One seed leaves open how much runs of the same model differ."
+        return f"{said} The bootstrap interval of the difference{over} goes from {low} to {high}, {end}{alone}"
     return f"{said} Nothing says how sure that is: give more seeds."
 
 
@@ -175,8 +183,7 @@ def _learning(result: Result, data: dict[str, Any], files: Path) -> str:
             html += _chart(f"learning-{what}", found[0], files, data, found[1])
     if not html:
         return ""
-    many = max(len(m["runs"]) for m in models) > 1
-    sub = "Thick lines are the mean over seeds, thin lines single seeds. " if many else ""
+    sub = "Thick lines are the mean over seeds (of the loss a running mean), thin lines what was measured. "
     sub += "Point at a step to read the values; a model's button hides it."
     return f'<p class="sub">{sub}</p>{charts.legend(models)}<div class="charts">{html}</div>'
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from tokenmix.report.axes import Frame, log_ticks, short, ticks
 from tokenmix.report.scene import DASHES, Box, Line, Raster, Scene, Shape, Text
 
 SMALL, NORMAL = 10.0, 12.0
+WIDTH, LEAST = 1085.0, 84  # of a drawing on a page; of a panel
 FORMATS = (".svg", ".png", ".html")
 
 
@@ -61,7 +62,7 @@ class Figure:
     xlabel: str = ""
     ylabel: str = ""
     unit: str = "weight"  #: what the values of a heatmap are
-    size: float = field(default=150.0)  #: side of a panel
+    size: float = 150.0  #: side of a panel
 
     @property
     def data(self) -> dict[str, np.ndarray]:
@@ -101,6 +102,13 @@ class Figure:
     def _repr_svg_(self) -> str:
         return self.svg()
 
+    def sized(self, most: float = 200.0, width: float = WIDTH) -> Figure:
+        """The same figure with panels as large as a drawing of `width` has room for, `most` at the utmost."""
+        for size in range(round(most), LEAST, -2):
+            if _widths(self, size)[1] <= width:
+                return replace(self, size=float(size))
+        return replace(self, size=float(LEAST))
+
     def matrix_key(self, row: int, column: int) -> str:
         """What a panel's matrix is called on a page."""
         return f"{self.name}:{row}:{column}"
@@ -127,6 +135,13 @@ def _fits(names: tuple[str, ...], size: float) -> bool:
     return bool(names) and size / len(names) >= SMALL * 0.95
 
 
+def _widths(figure: Figure, size: float) -> tuple[float, float]:
+    """Of a cell (names, panel, gap), and of the whole drawing."""
+    left = max(_margins(panel, size)[0] for row in figure.panels for panel in row)
+    cell = left + size + 14
+    return cell, (22.0 if figure.ylabel else 0.0) + max(len(row) for row in figure.panels) * cell
+
+
 def _lay_out(figure: Figure, heading: bool = True) -> Scene:
     size = figure.size
     everything = [panel for row in figure.panels for panel in row]
@@ -135,8 +150,9 @@ def _lay_out(figure: Figure, heading: bool = True) -> Scene:
     wide, tall = max(len(row) for row in figure.panels), len(figure.panels)
     side = 22.0 if figure.ylabel else 0.0
     top = 30.0 if heading else 4.0
-    cell_width, cell_height = left + size + 14, 20 + (size if _square(everything) else size * 0.62) + below + 10
-    width = max(side + wide * cell_width, 360.0)
+    cell_width, width = _widths(figure, size)
+    cell_height = 30 + below + (size if _square(everything) else size * 0.62)
+    width = max(width, 360.0)
     if heading:
         width = max(width, _text_width(figure.title, 15) + 8)
     shapes: list[Shape] = []

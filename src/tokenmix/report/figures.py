@@ -75,8 +75,7 @@ def remixer_memory(
         rows,
         FROM,
         TO,
-        size=_side(len(chosen)),
-    )
+    ).sized()
 
 
 def patch_filters(
@@ -151,8 +150,7 @@ def token_filters(
         _rows(panels, 6),
         "position of the token drawn from",
         "weight",
-        size=_side(min(6, len(panels))),
-    )
+    ).sized()
 
 
 def spatial_matrices(
@@ -181,8 +179,7 @@ def spatial_matrices(
         _rows(panels, 6),
         FROM,
         TO,
-        size=_side(min(6, len(panels))),
-    )
+    ).sized()
 
 
 def tiny_attention(model: Any, inputs: Inputs | Sight, *, tokenizer: Any = None, stack: str = "encoder") -> Figure:
@@ -245,8 +242,7 @@ def weight_histograms(
         tuple(rows),
         "mixing weight",
         "share of entries",
-        size=_side(max(len(row) for row in rows), most=250.0),
-    )
+    ).sized(250)
 
 
 def attention_maps(
@@ -291,8 +287,7 @@ def attention_maps(
         rows,
         FROM,
         TO,
-        size=_side(len(rows[0])),
-    )
+    ).sized()
 
 
 # -------------------------------------------------------------------------------------------------------- helpers
@@ -343,11 +338,6 @@ def _layers(have: list[int], asked: Sequence[int] | None, most: int = MOST) -> l
 
 def _rows(panels: Sequence[Any], wide: int) -> tuple[tuple[Any, ...], ...]:
     return tuple(tuple(panels[k : k + wide]) for k in range(0, len(panels), wide))
-
-
-def _side(columns: int, most: float = 200.0) -> float:
-    """The side of a panel so that a row of them fills a page."""
-    return float(max(84.0, min(most, 960.0 / columns - 24)))
 
 
 def _seen(matrix: Matrix) -> np.ndarray:

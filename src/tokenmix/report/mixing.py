@@ -73,8 +73,7 @@ def mixing_section(result: Mapping[str, Any], folder: Path, data: dict[str, Any]
 def _gallery(seen: Sequence[tuple[str, Sight]]) -> Figure:
     """One matrix per model: the first that mixes tokens, at the middle layer, mean of the heads."""
     wide = len(seen) if len(seen) <= 6 else 5
-    size = min(226.0, 1010.0 / wide - 22)
-    panels, room = [], int(size / 6.6)
+    panels, room = [], int((1010.0 / wide - 22) / 7.5)
     for name, sight in seen:
         own = [m for m in sight.matrices if not m.cross]
         middle = (max(m.layer for m in own) + 1) // 2
@@ -90,8 +89,7 @@ def _gallery(seen: Sequence[tuple[str, Sight]]) -> Figure:
         rows,
         "draws from token (position j)",
         "token (position i)",
-        size=size,
-    )
+    ).sized(226)
 
 
 def _run_folder(folder: Path, run: str) -> Path:

@@ -43,6 +43,11 @@ def spread(model: Model, digits: int) -> str:
     return f"{mean} ± {written(model['deviation'], digits)}" if model.get("deviation") else mean
 
 
+def finished(model: Model) -> int:
+    """How many of a model's runs are done."""
+    return sum(run.get("status") == "done" for run in model["runs"])
+
+
 def ranked(result: Result) -> list[Model]:
     """Models with a result, the best first."""
     done = [model for model in result["models"] if model.get("mean") is not None]
