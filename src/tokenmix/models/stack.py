@@ -108,7 +108,7 @@ class Stack(nn.Module):
 
 def _in_compute_dtype(x: Tensor) -> Tensor:
     """Under autocast the residual stream is kept in the dtype of the products, as T5 trains: half the memory traffic."""
-    if x.dtype == torch.float32 and torch.is_autocast_enabled(x.device.type):
+    if x.dtype == torch.float32 and not x.is_meta and torch.is_autocast_enabled(x.device.type):
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x
 
