@@ -1,8 +1,8 @@
 """Training steps on a CPU: ours against Hugging Face's on the same cores, and the cost of the loop around the model.
 
-    python benchmarks/train_cpu.py                  # about 5 minutes on two cores; writes benchmarks/results/train-cpu.json
+    python benchmarks/train_cpu.py          # 5 minutes on two idle cores; writes benchmarks/results/train-cpu.json
 
-Steps of the two models are taken in turn, so that whatever else the machine does hits both alike; what is reported is the
+Steps of the two models are taken in turn, so that whatever else the machine does hits both alike; reported is the
 median of the per-round ratios. A step is forward, backward, clipping and AdamW, at fp32, on the same ids.
 """
 
@@ -86,7 +86,8 @@ def compare(
     times = [(our_step(), their_step()) for _ in range(rounds)]
     ratios = sorted(b / a for a, b in times)
     return {
-        "batch": BATCH, "length": INPUTS, "targets": TARGETS if make is t5_pair else None, "dropout": dropout, "rounds": rounds,
+        "batch": BATCH, "length": INPUTS, "targets": TARGETS if make is t5_pair else None,
+        "dropout": dropout, "rounds": rounds,
         "parameters": {"ours": counts[0], "huggingface": counts[1]},
         "ours_ms": round(1000 * statistics.median(a for a, _ in times), 1),
         "huggingface_ms": round(1000 * statistics.median(b for _, b in times), 1),

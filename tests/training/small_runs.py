@@ -12,7 +12,7 @@ from tokenmix.training import RunConfig, train
 
 
 def tiny(out: Path | str, **changes: Any) -> RunConfig:
-    """A run of a few seconds: dropout on, so that random numbers matter; keys as in `optimizer.lr` with __ for the dot."""
+    """A run of a few seconds: dropout on, so that random numbers matter; __ in a key stands for the dot."""
     from tokenmix.training.config import dotted, merge
 
     base = {

@@ -34,5 +34,13 @@ def test_a_tiny_model_learns_a_tiny_set(name: str, sayings: Path, tmp_path: Path
         validation__split="train", validation__metric=True, validation__examples=16, checkpoints__every=1000,
     )  # fmt: skip
     config.model.name = None
-    config.model.options = {"d_model": 32, "d_ff": 64, "heads": 2, "layers": 1, "max_length": 16, **decoder}
+    config.model.options = {
+        "d_model": 32,
+        "d_ff": 64,
+        "heads": 2,
+        "layers": 1,
+        "decoder_layers": 2,
+        "max_length": 16,
+        **decoder,
+    }
     assert train(config).metrics["exact_match"] >= 99

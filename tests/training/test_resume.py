@@ -18,9 +18,14 @@ from tokenmix.training.checkpoint import CheckpointError, checkpoint_path, newes
 
 # dropout, accumulation, data workers, and an epoch of 5 steps, so that most kills fall inside one
 KILLED = {
-    "budget__steps": 40, "checkpoints__every": 4, "checkpoints__keep_last": 3, "data__limit": 40, "data__workers": 1, "device__accumulate": 2,
+    "budget__steps": 40,
+    "checkpoints__every": 4,
+    "checkpoints__keep_last": 3,
+    "data__limit": 40,
+    "data__workers": 1,
+    "device__accumulate": 2,
     "device__threads": 1,
-}  # fmt: skip
+}
 
 
 def test_killed_at_random_moments_and_resumed_gives_identical_weights(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from tokenmix.cli import app
@@ -54,15 +55,21 @@ def evaluate(
                 options = {"num_beams": beams, "length_penalty": length_penalty} if beams > 1 else {}
                 result = evaluate_task(
                     checkpoint, name, split, data=data, limit=limit, batch_size=batch_size,
-                    on_examples=lambda count, line=line: bar.update(line, total=count),
-                    on_batch=lambda done, line=line: bar.advance(line, done), **options,
+                    on_examples=partial(_total, bar, line),
+                    on_batch=partial(bar.advance, line), **options,
                 )  # fmt: skip
                 bar.remove_task(line)
                 results.append(result)
                 if predictions is not None and result.predictions:
                     examples = get_task(name).load(result.split, data, None, limit)
                     rows += [
-                        {"run": str(run), "task": name, "input": e.input or e.question or list(e.texts), "target": e.target or e.label or list(e.answers), "prediction": p}
+                        {
+                            "run": str(run),
+                            "task": name,
+                            "input": e.input or e.question or list(e.texts),
+                            "target": e.target or e.label or list(e.answers),
+                            "prediction": p,
+                        }
                         for e, p in zip(examples, result.predictions)
                     ]  # fmt: skip
     if predictions is not None:
@@ -78,6 +85,10 @@ def evaluate(
         table.add_row(result.checkpoint, result.task, result.split, f"{result.examples:,}", shown, result.note)
     out = Console()
     (out if out.is_terminal else Console(width=10_000)).print(table)
+
+
+def _total(bar: Progress, line: TaskID, count: int) -> None:
+    bar.update(line, total=count)
 
 
 def _trained_on(run: Path) -> list[str]:

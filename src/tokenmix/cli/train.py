@@ -94,26 +94,59 @@ def train(
     from tokenmix.training.config import RunConfig, assignment, dotted, merge, read_layer
 
     options: dict[str, Any] = {
-        "model.name": model, "model.layer": layer, "data.task": task, "out": None if out is None else str(out), "preset": preset,
-        "budget.steps": steps, "budget.epochs": epochs, "budget.tokens": tokens, "budget.flops": flops, "budget.minutes": minutes,
-        "seed": seed, "data.batch_size": batch_size, "optimizer.lr": lr, "optimizer.name": optimizer, "schedule.name": schedule,
-        "schedule.warmup": warmup, "model.weights": weights, "model.body": body, "model.options.d_model": d_model,
-        "model.options.d_ff": d_ff, "model.options.heads": heads, "model.options.layers": layers,
-        "model.options.max_length": max_length, "model.options.dropout": dropout,
-        "data.folder": None if data is None else str(data), "data.tokenizer": tokenizer, "data.vocab_size": vocab,
-        "data.form": form, "data.objective": objective, "data.max_input": max_input, "data.max_target": max_target,
-        "data.limit": limit, "data.workers": workers, "validation.every": validate_every,
-        "validation.examples": validation_examples, "validation.patience": patience, "checkpoints.every": save_every,
-        "checkpoints.keep_last": keep_last, "checkpoints.keep_every": keep_every, "resume": resume, "device.device": device,
-        "device.precision": precision, "device.compile": compile_, "device.accumulate": accumulate,
-        "device.auto_batch": auto_batch, "device.sharding": sharding, "device.threads": threads, "on_nonfinite": on_nonfinite,
-    }  # fmt: skip
-    layers_of_config = [read_layer(config)] if config else []
-    given = merge(*layers_of_config, dotted(options), *(assignment(text) for text in set_ or []))
-    if given.get("budget") and any(v is not None for k, v in dotted(options).get("budget", {}).items()):
-        given["budget"] = dotted(options)[
-            "budget"
-        ]  # a budget on the command line replaces the file's, it is not one more
+        "model.name": model,
+        "model.layer": layer,
+        "data.task": task,
+        "out": None if out is None else str(out),
+        "preset": preset,
+        "budget.steps": steps,
+        "budget.epochs": epochs,
+        "budget.tokens": tokens,
+        "budget.flops": flops,
+        "budget.minutes": minutes,
+        "seed": seed,
+        "data.batch_size": batch_size,
+        "optimizer.lr": lr,
+        "optimizer.name": optimizer,
+        "schedule.name": schedule,
+        "schedule.warmup": warmup,
+        "model.weights": weights,
+        "model.body": body,
+        "model.options.d_model": d_model,
+        "model.options.d_ff": d_ff,
+        "model.options.heads": heads,
+        "model.options.layers": layers,
+        "model.options.max_length": max_length,
+        "model.options.dropout": dropout,
+        "data.folder": None if data is None else str(data),
+        "data.tokenizer": tokenizer,
+        "data.vocab_size": vocab,
+        "data.form": form,
+        "data.objective": objective,
+        "data.max_input": max_input,
+        "data.max_target": max_target,
+        "data.limit": limit,
+        "data.workers": workers,
+        "validation.every": validate_every,
+        "validation.examples": validation_examples,
+        "validation.patience": patience,
+        "checkpoints.every": save_every,
+        "checkpoints.keep_last": keep_last,
+        "checkpoints.keep_every": keep_every,
+        "resume": resume,
+        "device.device": device,
+        "device.precision": precision,
+        "device.compile": compile_,
+        "device.accumulate": accumulate,
+        "device.auto_batch": auto_batch,
+        "device.sharding": sharding,
+        "device.threads": threads,
+        "on_nonfinite": on_nonfinite,
+    }
+    chosen = dotted(options)
+    given = merge(read_layer(config) if config else {}, chosen, *(assignment(text) for text in set_ or []))
+    if "budget" in chosen:
+        given["budget"] = chosen["budget"]  # in place of the file's, not beside it
     if "out" not in given:
         raise ValueError("no run folder: give --out, such as --out runs/a")
     if validation_examples == 0:

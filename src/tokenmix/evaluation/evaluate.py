@@ -60,7 +60,7 @@ class Evaluation:
 
 
 def open_checkpoint(path: str | Path, device: str = "auto", precision: str = "auto") -> Checkpoint:
-    """A run folder, one of its checkpoints (`runs/a/checkpoints/00000500`), or any folder that `save_pretrained` wrote."""
+    """A run folder, one of its checkpoints (`runs/a/checkpoints/00000500`), or what `save_pretrained` wrote."""
     folder = Path(path)
     if not (folder / "config.json").exists() or not any(folder.glob("*.safetensors")):
         begun = (
@@ -108,8 +108,9 @@ def evaluate_task(
         form = next((f for f in task.forms if f in checkpoint.forms), form)
         if form not in checkpoint.forms:
             raise ValueError(
-                f"{checkpoint.path} was trained for {' or '.join(checkpoint.forms)}, and task {task.name!r} has the forms "
-                f"{', '.join(task.forms)}; finetune it with `tokenmix train --weights {checkpoint.path} --task {task.name}`"
+                f"{checkpoint.path} was trained for {' or '.join(checkpoint.forms)}, and task {task.name!r} has the "
+                f"forms {', '.join(task.forms)}; finetune it: `tokenmix train --weights {checkpoint.path} "
+                f"--task {task.name}`"
             )
     split = split or task.default_split
     examples = task.load(split, data, form, limit)

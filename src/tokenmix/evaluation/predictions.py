@@ -182,7 +182,7 @@ def document_losses(
     model: Any, tokenizer: Any, examples: Sequence[Example], *, batch_size: int = 32, precision: str = "fp32",
     on_batch: Callable[[int], None] = lambda done: None,
 ) -> list[tuple[float, int]]:  # fmt: skip
-    """(summed negative log likelihood, tokens) of each document under a causal LM; long ones in pieces of max_length."""
+    """(summed negative log likelihood, tokens) of each document under a causal LM, in pieces of max_length."""
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     pieces: list[tuple[int, list[int]]] = []
     for number, ids in enumerate(tokenizer([e.target for e in examples], add_special_tokens=False).input_ids):

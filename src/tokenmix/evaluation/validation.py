@@ -26,7 +26,7 @@ def validate(config: RunConfig, parts: Parts, precision: str = "fp32") -> dict[s
         loss, _ = mean_loss(model, _encoded(parts, name), causal=causal, **options)
         losses.append(loss)
         if config.validation.metric:
-            decoding = {"num_beams": config.validation.beams} if parts.form == "text" else {}
+            decoding: dict[str, Any] = {"num_beams": config.validation.beams} if parts.form == "text" else {}
             scores = task.evaluate(predict(model, maker, parts.form, examples, task, **options, **decoding), examples)
             prefix = "" if len(parts.tasks) == 1 else f"{name}/"
             out |= {f"{prefix}{key}": value for key, value in scores.items()}

@@ -1,11 +1,11 @@
 """Batches: which examples, in which order, padded to which shape. All of it a pure function of (seed, batch number).
 
-So any process makes any batch at any time: data workers need no state, a resumed run starts at the next number, and every
-model that is trained with the same seed sees the same batches in the same order.
+So any process makes any batch at any time: data workers need no state, a resumed run starts at the next number, and
+every model that is trained with the same seed sees the same batches in the same order.
 
-The stream goes on for ever, through all examples in a new order each epoch. It is cut into pools of 64 batches; within a
-pool examples of similar length come together, and the batches of a pool are taken in random order. Every batch is full,
-and lengths are padded to a few shapes (`bucket_shapes`), so that a compiled model compiles a few times and never again.
+The stream goes on for ever, through all examples in a new order each epoch. It is cut into pools of 64 batches; within
+a pool examples of similar length come together, and the batches of a pool are taken in random order. Every batch is
+full, and lengths are padded to a few shapes (`bucket_shapes`), so that a compiled model compiles a few times and never again.
 """
 
 from __future__ import annotations

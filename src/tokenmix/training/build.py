@@ -250,8 +250,8 @@ def _model(config: RunConfig, model_config: TokenmixConfig, head: str, tokenizer
         model = MODEL_HEADS[head].from_pretrained(_weights_folder(config.model.weights), config=model_config)
         if tokenizer is not None and len(tokenizer) > model_config.vocab_size:
             raise ValueError(
-                f"the tokenizer has {len(tokenizer)} tokens, the model of {config.model.weights} {model_config.vocab_size}; "
-                "take the tokenizer that the model was trained with"
+                f"the tokenizer has {len(tokenizer)} tokens, the model of {config.model.weights} "
+                f"{model_config.vocab_size}; take the tokenizer that the model was trained with"
             )
     else:
         model = create_model(model_config, head=head)

@@ -4,7 +4,7 @@
         model.safetensors        weights (opens with from_pretrained, like the run itself)
         config.json
         optimizer.safetensors    "<parameter>/<name>"
-        state.json               step and other counters, seed; data position and random numbers follow from (seed, step)
+        state.json               counters, seed; data position and random numbers follow from (seed, step)
         manifest.json            SHA-256 of every file, written last
 
 A folder that lacks a file, or whose hashes differ, is passed over with a warning and the one before it is taken.

@@ -1,4 +1,4 @@
-"""One configuration for a run: dataclasses, read from a file and from the command line, written whole into the run folder.
+"""One configuration for a run: dataclasses, from a file and the command line, written whole into the run folder.
 
 >>> config = RunConfig.of({"model": {"name": "remixer-tiny"}, "data": {"task": "scan"}, "budget": {"steps": 100}})
 >>> config.optimizer.name, config.budget.steps
@@ -243,7 +243,7 @@ def _build(kind: type, values: Mapping[str, Any], where: str) -> Any:
                 raise ValueError(
                     f"{path} holds {value!r}; expected keys such as {', '.join(typing.get_type_hints(hints[key]))}"
                 )
-            made[key] = _build(hints[key], value, path)  # type: ignore[arg-type]
+            made[key] = _build(hints[key], value, path)
         else:
             made[key] = _coerce(value, hints[key], path)
     return kind(**made)

@@ -1,7 +1,7 @@
 """What a run learns from: examples by index, with their sizes, made into padded batches on request.
 
-Three kinds, one interface: a task's examples, tokenized once; windows of text under a pretraining objective; a mixture of
-both. Each answers
+Three kinds, one interface: a task's examples, tokenized once; windows of text under a pretraining objective; a mixture
+of both. Each answers
 
     locate(positions, seed)          which (indices, epochs) stand at these places of the endless stream
     sizes(indices)                   [n, 2]: input and target tokens of each
@@ -44,7 +44,7 @@ class TaskExamples:
                 self.features += [_compact(f) for f in features.encode(examples[start : start + 4096])]
             self._sizes = np.array([features.sizes(f) for f in self.features], dtype=np.int64)
         else:
-            self._sizes = np.ones((len(examples), 2), dtype=np.int64) * [1, 0]
+            self._sizes = np.tile(np.array([1, 0], dtype=np.int64), (len(examples), 1))
 
     def __len__(self) -> int:
         return len(self._sizes)

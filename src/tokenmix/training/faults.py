@@ -1,4 +1,4 @@
-"""What can go wrong in a run, and what is done about it: non-finite losses, exhausted memory, two runs in one folder."""
+"""What can go wrong in a run, and what is done: non-finite losses, exhausted memory, two runs in one folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a task's examples to what a model reads: one small class per form, the same in training, evaluation and prediction.
+"""From a task's examples to what a model reads: one small class per form, for training, evaluation and prediction.
 
 form       body       head                      a feature holds
 text       seq2seq    conditional_generation    input_ids, labels

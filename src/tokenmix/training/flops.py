@@ -11,16 +11,17 @@ from torch import nn
 
 # Dense bf16 tensor-core peaks in FLOP/s, from the vendors' data sheets.
 PEAKS = {
-    "H200": 989e12, "H100": 989e12, "H20": 148e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12, "L40": 181e12,
-    "L4": 121e12, "A10": 125e12, "A6000": 155e12, "RTX 4090": 165e12, "RTX 3090": 71e12, "V100": 125e12, "T4": 65e12,
+    "H200": 989e12, "H100": 989e12, "H20": 148e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12,
+    "L40": 181e12, "L4": 121e12,
+    "A10": 125e12, "A6000": 155e12, "RTX 4090": 165e12, "RTX 3090": 71e12, "V100": 125e12, "T4": 65e12,
 }  # fmt: skip
 
 
 def forward_flops(model: nn.Module, shape: tuple[int, int]) -> float:
     """FLOPs of a forward pass over one example padded to ``shape`` (input length, target length), matrix products only.
 
-    Counted by torch on fake tensors: the model is run without numbers, so it costs little time and no memory. A decoder's
-    or encoder's shape has target length 0. Fourier mixing is no matrix product and counts as none.
+    Counted by torch on fake tensors: the model is run without numbers, so it costs little time and no memory. The
+    shape of a decoder or encoder has target length 0. Fourier mixing is no matrix product and counts as none.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
@@ -28,7 +29,7 @@ def forward_flops(model: nn.Module, shape: tuple[int, int]) -> float:
 
     config: Any = model.config
     with FakeTensorMode(), no_init_weights():
-        twin = type(model)(config).eval()
+        twin: Any = type(model)(config).eval()
         if hasattr(twin, "model") and hasattr(twin.model.embed, "_check"):
             twin.model.embed._check = lambda *_: None  # it would look at the ids
         ids = torch.zeros(1, max(1, shape[0]), dtype=torch.long)

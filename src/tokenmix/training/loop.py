@@ -1,7 +1,7 @@
 """The training loop: one for a laptop's CPU, a GPU, several (DDP, FSDP2) and several machines.
 
-Everything random in step s (dropout, augmentation) is drawn from a generator seeded with (seed, s, process), and batch s
-is a function of (seed, s); so a run's whole state is weights, optimizer and a few counters, and it continues from any
+Everything random in step s (dropout, augmentation) is drawn from a generator seeded with (seed, s, process), and batch
+s is a function of (seed, s); so a run's whole state is weights, optimizer and a few counters, and it continues from any
 checkpoint as if it had never stopped.
 """
 
@@ -204,7 +204,7 @@ class Trainer:
         }
         while self.budget.fraction(self.done) < 1 and not self.stopping:
             started = time.perf_counter()
-            batch, upcoming = upcoming, None
+            batch = upcoming
             loss = self.step(batch)
             upcoming = self._fetch(loader)  # while the device works
             self._settle(batch, loss)
@@ -306,7 +306,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------------- what goes wrong
 
     def _settle(self, batch: Batch, loss: Tensor) -> None:
-        """Take note of the loss: at once on a CPU; on a GPU that of the step before, so that the GPU is never waited for."""
+        """Take note of the loss: at once on a CPU; on a GPU that of the step before, so that nobody waits."""
         if not self.deferred:
             self.loss = float(loss)
             return
@@ -410,7 +410,7 @@ def memory_used(device: torch.device) -> float:
 
 
 def shard(model: Any) -> None:
-    """FSDP2: parameters split over the processes, sublayer by sublayer (torch's `fully_shard`, on GPUs and CPUs alike)."""
+    """FSDP2: parameters split over the processes, sublayer by sublayer (torch's `fully_shard`)."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

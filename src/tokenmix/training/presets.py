@@ -1,7 +1,7 @@
 """The papers' hyperparameter tables as named training settings: `tokenmix train --preset gmlp-mlm …`.
 
-A preset is a part of a `RunConfig`: what the table states, no more. Options of the run lie above it. Where a table leaves
-a choice ({16, 32}, {1e-5, 2e-5, 3e-5}), the middle or the larger value stands here and the choice in the comment.
+A preset is a part of a `RunConfig`: what the table states, no more. Options of the run lie above it. Where a table
+leaves a choice ({16, 32}, {1e-5, 2e-5, 3e-5}), the middle or larger value stands here and the choice in the comment.
 
 >>> training_preset("gmlp-mlm")["optimizer"]["lr"]
 0.0001
@@ -119,7 +119,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "remixer-nli": {**_T5_FINETUNE, "data": {"batch_size": 128, "max_input": 512}, "budget": {"steps": 100_000}},
     "remixer-cogs": {**_T5_FINETUNE, "data": {"task": "cogs", "batch_size": 128}, "budget": {"steps": 50_000}},
-    # From scratch, above the paper's result with pretraining (reference: rate 1e-4, no warm-up, clip 1, no early stopping)
+    # From scratch, above the paper's result with pretraining: rate 1e-4, no warm-up, clip 1, no early stopping
     "cogs-scratch": {
         "data": {"task": "cogs", "batch_size": 128},
         "budget": {"steps": 50_000},

@@ -76,7 +76,8 @@ class ConsoleProgress(Callback):
     def on_start(self, run: dict[str, Any]) -> None:
         self._steps = run["steps"]
         resumed = f", resumed at step {run['resumed']}" if run["resumed"] else ""
-        text = f"{run['model']} ({run['parameters']:,} parameters) on {run['task']}, {run['device']}{resumed} → {run['out']}"
+        what = f"{run['model']} ({run['parameters']:,} parameters) on {run['task']}"
+        text = f"{what}, {run['device']}{resumed} → {run['out']}"
         self.console.print(text, highlight=False, soft_wrap=True)
         if self.console.is_terminal:
             columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[status]}"))

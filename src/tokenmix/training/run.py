@@ -1,7 +1,7 @@
 """A run: its folder, from the first step to the last, killed and resumed.
 
     RUN/
-        config.yaml              the whole configuration: `tokenmix train --config RUN/config.yaml --out OTHER` runs it again
+        config.yaml              everything: `tokenmix train --config RUN/config.yaml --out OTHER` runs it again
         environment.json         versions, hardware, threads, seed, git state, command
         metrics.jsonl            one record per line: training, validation
         tensorboard/             the same as events
@@ -415,7 +415,8 @@ def _check_same(config: RunConfig, before: dict[str, Any], folder: Path) -> None
             changed.append(f"{name}: {old!r} → {value!r}")
     if changed:
         raise ValueError(
-            f"{folder} was begun with other settings ({'; '.join(changed)}); resume with the same, or choose another --out"
+            f"{folder} was begun with other settings ({'; '.join(changed)}); resume with the same, or choose "
+            "another --out"
         )
 
 
