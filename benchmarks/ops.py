@@ -4,14 +4,15 @@
     PYTHONPATH=src python -m benchmarks.ops --only remix gating    # some tables
 
 Writes benchmarks/results/ops-<device>.json: milliseconds, the median of many runs, bf16. "forward" and "both" (forward
-and backward for every input that can have a gradient, upstream gradient fixed) are replays of a CUDA graph, for every
-way alike, so that Python does not count; "eager" is "both" launched from Python each time. With --profile every row of
-ours also lists its GPU kernels.
+and backward for every input that can have a gradient, upstream gradient fixed) are replays of a CUDA graph in the first
+three tables, for every way alike, so that Python does not count, and launched from Python in the others; "eager" is
+always the latter. With --profile every row of ours also lists its GPU kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import platform
@@ -38,11 +39,22 @@ def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = BF16) -> Tensor
     return (torch.randn(*shape, device="cuda") * scale).to(dtype).requires_grad_()
 
 
+GRAPHS = {"remix", "gating", "random"}  #: tables timed inside replayed CUDA graphs: the work alone, not its launching
+timing = {"graph": True}
+
+
 def timed(step: Callable[[], Any]) -> float:
-    """Median milliseconds of a step inside a replayed CUDA graph: the work alone, not the launching of it."""
+    """Median milliseconds of a step."""
     for _ in range(3):
         step()
-    return do_bench_cudagraph(step, rep=40, return_mode="median")
+    if timing["graph"]:
+        gc.collect()  # compiled code that is freed while a graph is captured would spoil the capture
+        gc.disable()
+        try:
+            return do_bench_cudagraph(step, rep=40, return_mode="median")
+        finally:
+            gc.enable()
+    return do_bench(step, warmup=10, rep=60, return_mode="median")
 
 
 def forward(way: Callable[[], Tensor]) -> float:
@@ -278,6 +290,7 @@ def growth(profile: bool) -> dict[str, Any]:
     for times in list(rows.values()):
         first, last = min(times), max(times)
         times["exponent"] = math.log(times[last] / times[first]) / math.log(last / first)
+        times["exponent from 8K"] = math.log(times[last] / times[8192]) / math.log(last / 8192)  # free of launch costs
     for name, times in rows.items():
         print(f"    {name:12s}", {k: round(v, 3) for k, v in times.items()}, flush=True)
     return rows
@@ -316,6 +329,7 @@ def main() -> None:
             continue
         torch.manual_seed(0)
         print(make.__name__, "—", (make.__doc__ or "").strip(), flush=True)
+        timing["graph"] = make.__name__ in GRAPHS
         rows = make(options.profile)
         results["tables"][make.__name__] = {"what": make.__doc__, "ms": rows}
         for column, bar in BARS.get(make.__name__, {}).items():

@@ -192,6 +192,49 @@ def test_attend_in_the_sizes_of_models(length: int) -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize(("smoothing", "z"), [(0.0, 0.0), (0.1, 1e-2)])
+def test_vocabulary_loss_equals_the_plain_formula(smoothing: float, z: float) -> None:
+    from tokenmix.ops.kernels.vocabulary import vocabulary_loss
+
+    logits = (3 * torch.randn(5, 77, device=DEVICE)).requires_grad_()
+    labels = torch.tensor([3, 76, -100, 0, 20], device=DEVICE)
+    exact = logits.detach().double().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(exact, labels, label_smoothing=smoothing, reduction="none")
+    loss = loss + z * torch.logsumexp(exact, -1).square() * (labels != -100)
+    (grad,) = torch.autograd.grad(loss.sum(), exact)
+    place = logits.detach().clone()
+    got = vocabulary_loss(place, labels, -100, smoothing, z, True)
+    torch.testing.assert_close(got.double(), loss, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(place.double(), grad, rtol=1e-5, atol=1e-6)
+
+
+@needs_kernels
+@pytest.mark.gpu
+def test_the_operators_can_be_captured_in_a_graph() -> None:
+    h = torch.randn(256, 256, device=DEVICE, requires_grad=True)
+    x = draw(4, 256, 512, dtype=torch.bfloat16).requires_grad_()
+    q, k, v = (draw(4, 4, 256, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    bias = torch.randn(4, 256, 256, device=DEVICE, requires_grad=True)
+    leaves = [h, x, q, k, v, bias]
+
+    def step() -> tuple[Tensor, ...]:
+        total = persist(h, x, softmax=True, epilogue=Compose(0.5)).sum() + attend(q / 8, k, v, bias=bias).sum()
+        return torch.autograd.grad(total, leaves)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # measures the configurations, which a capture must not
+        right = step()
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(got, right, strict=True))
+
+
+@needs_kernels
 @pytest.mark.parametrize("workspace", [1, 1 << 30])
 def test_the_workspace_of_the_way_back_does_not_change_the_result(
     workspace: int, monkeypatch: pytest.MonkeyPatch

@@ -99,7 +99,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
     if left.dtype == total.dtype:
         return total.addmm_(left.T, right)
     if left.is_cuda:
-        return torch.ops.aten.addmm.dtype_out(total, left.T, right, total.dtype, out=total)
+        return torch.addmm(total, left.T, right, out_dtype=total.dtype)
     return total.addmm_(left.T.to(total.dtype), right.to(total.dtype))
 
 
