@@ -258,7 +258,7 @@ def _paint(scene: Scene, scale: float) -> bytes:
                 _write(image, draw, shape, s, ink(shape.fill))
     small = image.resize((round(scene.width * scale), round(scene.height * scale)), Image.Resampling.LANCZOS)
     out = io.BytesIO()
-    small.save(out, "PNG", optimize=True)
+    small.save(out, "PNG")
     return out.getvalue()
 
 
