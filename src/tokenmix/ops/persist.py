@@ -54,7 +54,9 @@ def persist(
         raise ValueError(f"{heads} heads do not divide the {x.shape[-1]} channels of x")
     if mask is not None and mask.shape != x.shape[:2]:
         raise ValueError(f"mask must be [batch, keys] = {list(x.shape[:2])}; got {list(mask.shape)}")
-    if usable(x) and not (softmax and mask is not None and (x.dtype == torch.float16 or isinstance(epilogue, Gate))):
+    autocast = torch.is_autocast_enabled(x.device.type)
+    half = (torch.get_autocast_dtype(x.device.type) if autocast else x.dtype) == torch.float16  # E is never fp16
+    if usable(x) and not (softmax and mask is not None and (half or isinstance(epilogue, Gate))):
         return _on_kernels(w, x, softmax, mask, causal, dropout, epilogue)
     w = w.to(torch.promote_types(w.dtype, torch.float32))
     triangle = torch.ones(queries, keys, dtype=torch.bool, device=w.device).tril() if causal else None
@@ -105,7 +107,9 @@ def _on_kernels(
         with torch.autocast(x.device.type, enabled=False):
             total = torch.einsum("hij,bj->bih", w, mask.float())
         if _vanishes(total, mask.float(), causal):
-            return reference.persist(logits, x, epilogue, softmax=True, mask=mask, causal=causal, dropout=dropout)
+            return reference.persist(
+                logits, x, softmax=True, mask=mask, causal=causal, dropout=dropout, epilogue=epilogue
+            )
         row = torch.where(total > 0, 1 / total.clamp_min(VANISHING), 0.0)
     return fused_persist(_drop(w, dropout), x, row=row, mask=mask, causal=causal, epilogue=epilogue)
 

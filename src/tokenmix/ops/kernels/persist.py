@@ -189,5 +189,5 @@ class _Eager(torch.autograd.Function):
         return output[0]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         return _backward(ctx, g, None, persist_backward._init_fn)
