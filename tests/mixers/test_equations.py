@@ -1,5 +1,6 @@
 """Each mixer against its paper's equation, written out naively in float64 from the module's own parameters."""
 
+import importlib
 import math
 
 import pytest
@@ -267,3 +268,12 @@ def test_feed_forwards():
     conv = torch.nn.functional.conv1d(x().transpose(1, 2), m.conv.weight.view(F, 3, D).transpose(1, 2), padding=1)
     assert torch.allclose(m(x()), torch.relu(conv).transpose(1, 2) @ m.out.weight.T)
     assert (build("bag_of_words")(x()) == 0).all()
+
+
+def test_long_toeplitz_gmlp_agrees_with_its_matrix_and_never_builds_it(monkeypatch):
+    m = build("gmlp(toeplitz=True)")
+    by_matrix = m(x())
+    module = importlib.import_module("tokenmix.ops.toeplitz")
+    monkeypatch.setitem(module.LONG, "cpu", 4)
+    monkeypatch.setattr(module, "toeplitz", None)
+    assert torch.allclose(m(x()), by_matrix, atol=1e-9)

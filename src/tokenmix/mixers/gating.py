@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tokenmix.mixers.base import Mixer, Slot, init_linear, linear, mix_rows
 from tokenmix.mixers.expression import Sublayer, flag, one_of, option, register, whole
 from tokenmix.mixers.site import Site
-from tokenmix.ops import Gate, attend, persist, reference, toeplitz
+from tokenmix.ops import Gate, attend, persist, persist_toeplitz, reference, toeplitz
 
 
 @register("gmlp")
@@ -89,16 +89,22 @@ class GmlpBlock(Mixer):
         else:
             if slot is not None:
                 slot.append("z2", z2)
-            w, b = self.matrix(x.shape[1]), self.bias[: x.shape[1]]
-            seen = mask if self.spec.padding == "mask" else None
+            b, seen = self.bias[: x.shape[1]], mask if self.spec.padding == "mask" else None
             if record is not None:
+                w = self.matrix(x.shape[1])
                 record["mixing"] = reference.persistent_weights(w, seen, self.site.causal, softmax=False)
             if self.spec.gate in ("split", "multiplicative"):  # s(Z) = Z₁ ⊙ (W Z₂ + b)
-                s = persist(w, z2, mask=seen, causal=self.site.causal, epilogue=Gate(z1, b, tiny))
+                s = self._project(z2, seen, Gate(z1, b, tiny))
             else:
-                f = persist(w, z2, mask=seen, causal=self.site.causal) + b[:, None]
+                f = self._project(z2, seen) + b[:, None]
                 s = self._gate(z1, f if tiny is None else f + tiny)
         return self.v(self.dropout(s))
+
+    def _project(self, z: Tensor, mask: Tensor | None, epilogue: Gate | None = None) -> Tensor:
+        """epilogue(W z); a Toeplitz W over a long sequence is never built."""
+        if self.spec.toeplitz:
+            return persist_toeplitz(self.weight, z, mask=mask, causal=self.site.causal, epilogue=epilogue)
+        return persist(self.matrix(z.shape[1]), z, epilogue, mask=mask, causal=self.site.causal)
 
     def _gate(self, z: Tensor, f: Tensor) -> Tensor:
         match self.spec.gate:
