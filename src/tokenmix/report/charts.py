@@ -146,6 +146,7 @@ def against_cost(models: Sequence[Mapping[str, Any]], cost: str, label: str, met
         if deviation:
             ends = ((a, frame.up(mean - deviation)), (a, frame.up(mean + deviation)))
             shapes.append(Line(ends, colour, 1.5, opacity=0.6, series=number))
+            taken.append((a - 3, ends[1][1], a + 3, ends[0][1]))
         spread = f" ± {short(deviation)}" if deviation else ""
         tip = f"{name}\n{metric_name(metric)}: {short(mean)}{spread}\n{label}: {short(cost_value)}"
         shapes.append(Mark(a, b, mark, colour, 6.5, series=number, tip=tip))

@@ -98,7 +98,7 @@ def _head(result: Result) -> str:
     if order and waiting:
         lead += f" So far: {waiting} of {seeds * len(result['models'])} runs have not finished."
     facts = {
-        "Task": f"{task} ({result['split']})" if result.get("split") else task,
+        "Task": f"{task} ({_judged(result)})" if result.get("split") else task,
         "Metric": charts.metric_name(metric) + ("" if higher else ", lower is better"),
         "Budget": _budget(result.get("budget") or {}),
         "Sizes matched by": (result.get("match") or {}).get("rule") or "nothing",
@@ -111,6 +111,11 @@ def _head(result: Result) -> str:
         f'<p class="eyebrow">tokenmix compare</p><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{note}'
         f'<dl class="facts">{listed}</dl>'
     )
+
+
+def _judged(result: Result) -> str:
+    """The split, and how much of it."""
+    return str(result["split"]) + (f", first {result['examples']:,} examples" if result.get("examples") else "")
 
 
 def _verdict(result: Result, order: Sequence[Mapping[str, Any]]) -> str:
