@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tokenmix.generation.beam import BeamSearch
-from tokenmix.generation.fused import AsItIs, Step, encode, fuse, lean, rms_norm
+from tokenmix.generation.fused import AsItIs, Projection, Step, encode, fuse, lean, rms_norm
 from tokenmix.generation.search import Search
 from tokenmix.models.cache import MixingCache
 from tokenmix.models.stack import right_padded, roll
@@ -33,12 +33,14 @@ class Decoder:
         self.model = weakref.proxy(model)  # a kept graph does not keep its model
         self.beams, self.static = search.beams, static
         self.stack = model.model.decoder
-        self.state = Step(MixingCache(capacity, fixed=static), search.ended)
+        self.state = Step(MixingCache(capacity, fixed=static), search.ended, search.tokens.shape[0])
         self.sublayers = [
             fuse(residual, f"{self.stack.name}.{i}.{j}", cross=j == layer.cross_at, relative=self.stack.relative)
             for i, layer in enumerate(self.stack.layers)
             for j, residual in enumerate(layer)
         ]
+        lean_head = model.lm_head.bias is None and not model.lm_head.weight.is_cuda
+        self.head = Projection([model.lm_head]) if lean_head else None
         others = [sublayer for sublayer in self.sublayers if isinstance(sublayer, AsItIs)]
         self.shares_bias = self.stack.relative is not None and any(not sublayer.cross for sublayer in others)
         self.reusable = static and not any(sublayer.cross for sublayer in others)
@@ -58,6 +60,8 @@ class Decoder:
                 state.memory_lengths.copy_(memory_mask.sum(-1))
         for sublayer in self.sublayers:
             sublayer.load(state)
+        if self.head is not None:
+            self.head.load(state.rows)
 
     def read(self, prompt: Tensor, mask: Tensor | None) -> Tensor:
         """Read prompts [examples, length], right-padded; logits [rows, vocabulary] of what follows them."""
@@ -88,7 +92,11 @@ class Decoder:
             x = sublayer(x, state)
         cache.end()
         norm = self.stack.final_norm
-        return self.model.score(rms_norm(x, norm.weight, norm.eps) if isinstance(norm, nn.RMSNorm) else norm(x))
+        x = rms_norm(x, norm.weight, norm.eps) if isinstance(norm, nn.RMSNorm) else norm(x)
+        if self.head is None:
+            return self.model.score(x)
+        config = self.model.config
+        return self.head(x * config.d_model**-0.5 if config.scale_output else x, state)
 
     def change_places(self, origin: Tensor) -> None:
         """Row i goes on from row origin[i] of the same example."""

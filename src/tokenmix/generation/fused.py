@@ -25,12 +25,15 @@ from tokenmix.ops.kernels import INSTALLED, usable
 if INSTALLED:
     from tokenmix.generation import kernels
 
+ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+MANY = 8  # rows from which on it pays to bring a weight into oneDNN's own layout once for all steps
 
 class Step:
     """What is known to every sublayer of one decoding step."""
 
-    def __init__(self, cache: MixingCache, ended: Tensor) -> None:
+    def __init__(self, cache: MixingCache, ended: Tensor, rows: int) -> None:
         self.cache = cache
+        self.rows = rows  #: how many there are at first
         self.ended = ended  #: [examples] whose rows need no work any more
         self.even = True  #: all rows stand at the same position
         self.memory: Tensor | None = None  #: [examples, length, d_model] the encoder's states
@@ -46,19 +49,24 @@ class Projection:
     def __init__(self, maps: Sequence[nn.Linear], norm: nn.Module | None = None, *, gate: bool = False) -> None:
         self.maps, self.norm, self.gate = maps, norm, gate
         self.eps = None if norm is None else float(norm.eps)
-        self.packed: Tensor | None = None
+        self.packed: Tensor | None = None  #: for our kernels: all maps in one, the norm's gain folded in
+        self.weights: list[Tensor] = []  #: elsewhere: one each
 
-    def load(self) -> None:
-        """Pack the weights as they are now."""
+    def load(self, rows: int) -> None:
+        """Make ready the weights as they are now, for steps of so many rows."""
         weight = self.maps[0].weight
         if not usable(weight):
+            self.weights = [m.weight for m in self.maps]
+            if rows >= MANY and _onednn(weight):
+                with torch.inference_mode(False), torch.no_grad():
+                    self.weights = [torch.ops.mkldnn._reorder_linear_weight(w.detach(), rows) for w in self.weights]
             return
         if self.norm is None and len(self.maps) == 1:  # nothing to pack
             self.packed = weight
             return
         if self.packed is None:
-            rows = sum(m.out_features for m in self.maps)
-            self.packed = torch.empty(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+            outputs = sum(m.out_features for m in self.maps)
+            self.packed = torch.empty(outputs, weight.shape[1], dtype=weight.dtype, device=weight.device)
         together = torch.cat([m.weight for m in self.maps])
         self.packed.copy_(together if self.norm is None else together * self.norm.weight.float())
 
@@ -68,15 +76,28 @@ class Projection:
             known = None
             if self.eps is not None:
                 known = kernels.squares(x) if step.squares is None else step.squares
-            y, sums = kernels.linear(x, self.packed, squares=known, eps=self.eps or 0.0, gate=self.gate, residual=residual)
+            y, sums = kernels.linear(
+                x, self.packed, squares=known, eps=self.eps or 0.0, gate=self.gate, residual=residual
+            )
             step.squares = sums if residual is not None else step.squares
             return y
         x = x if self.norm is None else rms_norm(x, self.norm.weight, self.norm.eps)
-        outs = [linear(x, m.weight) for m in self.maps]
+        outs = [_product(x, w) for w in self.weights]
         y = outs[0] if len(outs) == 1 else torch.cat(outs, -1)
         if self.gate:
             y = gelu(outs[0], approximate="tanh").mul_(outs[1])
         return y if residual is None else y.add_(residual)
+
+
+def _onednn(weight: Tensor) -> bool:
+    """For few rows in float32 oneDNN's product is faster than the one `linear` takes, by a tenth to a factor of two."""
+    return ONEDNN and weight.device.type == "cpu" and weight.dtype == torch.float32
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    if weight.is_mkldnn or _onednn(weight):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return linear(x, weight)
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
@@ -101,8 +122,8 @@ class SelfAttention:
 
     def load(self, step: Step) -> None:
         """Weights, and the bias of every distance [heads, capacity]."""
-        self.inward.load()
-        self.outward.load()
+        self.inward.load(step.rows)
+        self.outward.load(step.rows)
         if self.relative is not None:
             bias = self.relative.by_distance(step.cache.capacity)
             if self.bias is None:
@@ -165,8 +186,8 @@ class CrossAttention:
 
     def load(self, step: Step) -> None:
         """Weights, and keys and values side by side [examples, length, 2 · width]."""
-        self.ask.load()
-        self.outward.load()
+        self.ask.load(step.rows)
+        self.outward.load(step.rows)
         memory, slot = step.memory, step.cache.slot(self.name)
         assert memory is not None
         weight = torch.cat([m.weight for m in self.answer.maps])
@@ -200,8 +221,8 @@ class FeedForward:
 
     def load(self, step: Step) -> None:
         """Weights."""
-        self.inward.load()
-        self.outward.load()
+        self.inward.load(step.rows)
+        self.outward.load(step.rows)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         return self.outward(self.inward(x, step), step, residual=x)
