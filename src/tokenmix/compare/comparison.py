@@ -86,9 +86,10 @@ def compare(
         raise ValueError("no seeds: give --seeds a number of at least 1")
     if rule not in RULES:
         raise unknown("rule for --match", rule, RULES)
+    if engine not in engines.ENGINES:
+        raise unknown("engine", engine, engines.ENGINES)
     task = check_task(settings, judging)
-    entries = contenders([m for m in models if isinstance(m, str)]) if isinstance(models[0], str) else list(models)
-    entries = [entry for entry in entries if isinstance(entry, Contender)]
+    entries = [m for m in models if isinstance(m, Contender)] or contenders([m for m in models if isinstance(m, str)])
     reference = _baseline(entries, baseline)
     folder = check_folder(out)
     achieved: dict[str, Any] = {}

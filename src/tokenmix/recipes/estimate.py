@@ -6,10 +6,12 @@ machine's bf16 peak for the arithmetic.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+from tokenmix.models import TokenmixConfig
 from tokenmix.models.counting import forward_flops
-from tokenmix.recipes.recipe import Recipe, Stage
+from tokenmix.recipes.recipe import Recipe, Stage, get_recipe
 from tokenmix.recipes.run import config_of, contenders_of
 from tokenmix.training import RunConfig
 
@@ -32,6 +34,8 @@ LENGTHS = {
     "squad": (128, 8),
 }
 
+_COUNTED: dict[tuple[str, int, int | None], int] = {}
+
 
 def gpu_minutes(recipe: Recipe, scale: str) -> float:
     """Minutes of one GPU for all runs, one after another.
@@ -39,6 +43,12 @@ def gpu_minutes(recipe: Recipe, scale: str) -> float:
     >>> 10 < gpu_minutes(get_recipe("gmlp-table-3"), "bench") < 200
     True
     """
+    return _gpu_minutes(recipe.name, scale)
+
+
+@functools.cache
+def _gpu_minutes(name: str, scale: str) -> float:
+    recipe = get_recipe(name)
     chosen = recipe.scale(scale)
     total = 0.0
     for stage in chosen.stages:
@@ -77,5 +87,13 @@ def shape_of(run: RunConfig, config: Any) -> tuple[int, int | None]:
 def _minutes(stage: Stage, config: Any) -> float:
     run = RunConfig.of(stage.settings)
     length, target = shape_of(run, config)
-    flops = 3 * run.data.batch_size * forward_flops(config, length, target).total
+    flops = 3 * run.data.batch_size * _flops(config, length, target)
     return steps_of(run) * max(1 / STEPS_PER_SECOND, flops / FLOPS_PER_SECOND) / 60
+
+
+def _flops(config: TokenmixConfig, length: int, target: int | None) -> int:
+    """FLOPs of a forward pass, counted once for the recipes that share a model."""
+    key = (config.to_json_string(use_diff=False), length, target)
+    if key not in _COUNTED:
+        _COUNTED[key] = forward_flops(config, length, target).total
+    return _COUNTED[key]

@@ -106,7 +106,7 @@ RECIPE = Recipe(
                 Stage("pretrain", {"preset": "remixer-pretrain"}, {}),
                 Stage("finetune", {"preset": "remixer-superglue"}, _TASKS, after="pretrain"),
             ),
-            note="rows with MT (multi-task pretraining, 1M steps) use the training preset remixer-mt and are quoted here",
+            note="rows with MT (multi-task pretraining, 1M steps) use the preset remixer-mt and are quoted here",
         ),
     },
     claims=(
