@@ -1,0 +1,75 @@
+"""Write the figures of the README from the committed result files.
+
+    python -m benchmarks.readme            # rewrites the part of README.md between the two marks
+    python -m benchmarks.readme --check    # exits 1 if that would change anything
+
+No figure in the README is typed by hand: each row names the result file it was read from.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def load(name: str) -> dict[str, Any] | None:
+    path = RESULTS / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def rows() -> list[tuple[str, str, str, str]]:
+    """(what, ours, beside, from)."""
+    found: list[tuple[str, str, str, str]] = []
+    for name, where in (("generate-h200.json", "one H200, bf16"), ("generate-cpu.json", "two CPU cores, fp32")):
+        for row in (load(name) or {}).get("rows", []):
+            search = "greedy" if row["beams"] == 1 else f"beam {row['beams']}"
+            what = f"{(load(name) or {})['model'].split(',')[0]}, {search}, batch {row['batch']}, {where}"
+            ours = f"{row['ours_tokens_per_s']:,.0f} tokens/s"
+            found.append((what, f"**{row['times_faster']:.1f}×**" + (f" ({ours})" if "H200" in where else ""), "Hugging Face `generate`", name))
+    ops = load("ops-h200.json")
+    if ops:
+        for key, peer in (("remix", "torch.compile"), ("gating", "torch.compile"), ("random", "einsum"), ("bias", "FlexAttention")):
+            times = ops["tables"][key]["ms"]
+            theirs = times.get(peer) or times.get(peer.lower()) or next(v for k, v in times.items() if k != "tokenmix")
+            ours = times["tokenmix"]["both"]
+            what = ops["tables"][key]["what"].rstrip(".").split(";")[0] + ", forward + backward, one H200"
+            found.append((what, f"{ours:.2f} ms", f"{peer} {theirs['both']:.2f} ms", "ops-h200.json"))
+    data = load("data-cpu.json")
+    if data:
+        span, masked = data["span_corruption"], data["masked_lm"]
+        found.append(("span corruption, one core", f"{span['ours']:,.0f} examples/s", "numpy collator in T5 Flax's manner "
+                      f"{span['numpy collator in the manner of T5 Flax']:,.0f}", "data-cpu.json"))  # fmt: skip
+        found.append(("masked LM, one core", f"{masked['ours']:,.0f} examples/s", "", "data-cpu.json"))
+    train = load("train-cpu.json")
+    for key, peer in (("t5_v1_1_small", "Hugging Face T5"), ("bert_8_layers_512", "Hugging Face BERT")):
+        for row in [row for row in (train or {}).get(key, []) if "times_as_fast" in row][:1]:
+            what = f"training step, {key.replace('_', ' ')}, batch {row['batch']}, two CPU cores"
+            found.append((what, f"**{row['times_as_fast']:.2f}×**", peer, "train-cpu.json"))
+    return found
+
+
+def block() -> str:
+    lines = ["| work | ours | beside it, in the same run | from `benchmarks/results/` |", "|---|---|---|---|"]
+    lines += [f"| {what} | {ours} | {peer} | `{name}` |" for what, ours, peer, name in rows()]
+    return "\n".join([BEGIN, *lines, END])
+
+
+def main() -> None:
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    new = before + block() + after
+    if "--check" in sys.argv:
+        sys.exit(new != text)
+    readme.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
