@@ -154,10 +154,8 @@ def test_tiny_scale_runs(recipe: Recipe, pool: Path) -> None:
         assert {name: cell["paper"] for name, cell in found["columns"].items() if name in row.printed} == dict(
             row.printed
         )
-    # a trial of the machinery decides nothing that was measured
-    assert all(c["verdict"] in ("undecided", "not run yet", "does not hold", "holds") for c in result["claims"])
-    measured = [c for c in result["claims"] if "parameters" not in c["text"].lower() and "FLOPs" not in c["text"]]
-    assert {c["verdict"] for c in measured} <= {"undecided", "not run yet"}
+    # a trial of the machinery decides nothing
+    assert {claim["verdict"] for claim in result["claims"]} <= {"undecided", "not run yet"}
     again = json.loads((pool / recipe.name / "tiny" / "result.json").read_text())
     assert again["rows"] == result["rows"]
 

@@ -34,11 +34,16 @@ def tiny_text(name: str, columns: dict[str, str], length: int = 32, body: str | 
 
 
 def profiled(
-    columns: dict[str, str], batch: int = 1, length: int = 16, steps: int = 1, target: int | None = None
+    columns: dict[str, str],
+    batch: int = 1,
+    length: int = 16,
+    steps: int = 1,
+    target: int | None = None,
+    original: bool = False,
 ) -> Stage:
-    """Count and time instead of training."""
+    """Count and time instead of training; with ``original`` the paper's own models."""
     settings = {"batch": batch, "length": length, "target_length": target, "steps": steps, "rounds": 3}
-    return Stage("profile", settings, columns, profile=True)
+    return Stage("profile", settings, columns, profile=True, original=original)
 
 
 # --- bench: one GPU, minutes. `text:NAME` is tokenized once into shards with a vocabulary of `vocab_size`.

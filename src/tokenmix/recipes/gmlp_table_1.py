@@ -31,9 +31,7 @@ RECIPE = Recipe(
     scales={
         "tiny": Scale((profiled(_COLUMNS),), sizes=TINY_VISION, body="vision", note=TINY_NOTE),
         "bench": Scale(
-            (profiled(_COLUMNS, batch=256, steps=10),),
-            sizes={"d_model": 256, "d_ff": 1536, "layers": 30, "image_size": 224, "patch_size": 16, "num_labels": 1000},
-            body="vision",
+            (profiled(_COLUMNS, batch=256, steps=10, original=True),),
             note="the paper's own sizes",
         ),
         "paper": Scale((profiled(_COLUMNS, batch=256, steps=20),)),

@@ -47,9 +47,7 @@ RECIPE = Recipe(
             note=TINY_NOTE,
         ),
         "bench": Scale(
-            (profiled(_COLUMNS, batch=8, length=512, steps=3),),
-            sizes={"d_model": 768, "d_ff": 3072, "heads": 16, "layers": 12, "vocab_size": 32000, "max_length": 512},
-            body="encoder",
+            (profiled(_COLUMNS, batch=8, length=512, steps=3, original=True),),
             note="the paper's own sizes",
         ),
         "paper": Scale((profiled(_COLUMNS, batch=32, length=512, steps=10),)),

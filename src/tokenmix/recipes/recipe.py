@@ -57,6 +57,7 @@ class Stage:
     examples: int | None = None  #: judged; all by default
     beams: int = 1
     profile: bool = False  #: count and time instead of training
+    original: bool = False  #: the paper's own models at every scale
     body: str | None = None  #: the scale's by default
     presets: Mapping[str, str] = field(
         default_factory=dict

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 def contender_of(row: Row, scale: Scale, stage: Stage, name: str) -> Contender:
     """A row's model at a scale: its preset, or its layer at the scale's sizes."""
-    if name == "paper":
+    if name == "paper" or stage.original:
         preset = stage.presets.get(row.name, row.preset)
         return Contender(row.name, {"name": preset, "options": dict(row.changes)})
     encoder, semicolon, decoder = str(row.layer).partition(";")
@@ -52,7 +52,7 @@ def contender_of(row: Row, scale: Scale, stage: Stage, name: str) -> Contender:
 
 def contenders_of(recipe: Recipe, scale: str, stage: Stage) -> list[Contender]:
     """The models of a stage, the baseline first."""
-    rows = [row for row in recipe.rows if row.runs(scale)]
+    rows = [row for row in recipe.rows if row.runs("paper" if stage.original else scale)]
     rows.sort(key=lambda row: row.name != recipe.baseline)
     return [contender_of(row, recipe.scale(scale), stage, scale) for row in rows]
 
