@@ -122,11 +122,13 @@ def _rows(
         loss = loss + z_loss * log_z.square()
     if not grad:
         return torch.where(real, loss, 0.0), logits
-    p = torch.exp(exact - log_z.unsqueeze(1))
-    p = p * (1 + 2 * z_loss * log_z).unsqueeze(1) if z_loss else p
-    p = p - smoothing / logits.shape[1] if smoothing else p
+    p = exact.sub_(log_z.unsqueeze(1)).exp_()  # the logits are done with: their gradient takes their place
+    if z_loss:
+        p.mul_((1 + 2 * z_loss * log_z).unsqueeze(1))
+    if smoothing:
+        p.sub_(smoothing / logits.shape[1])
     p.scatter_add_(1, y, p.new_full((), smoothing - 1).expand_as(y))
-    return torch.where(real, loss, 0.0), (p * real.unsqueeze(1)).to(logits.dtype)
+    return torch.where(real, loss, 0.0), p.masked_fill_(~real.unsqueeze(1), 0.0).to(logits.dtype)
 
 
 @linear_cross_entropy_op.register_fake
@@ -140,10 +142,13 @@ def _(states, weight, bias, labels, ignore_index, label_smoothing, z_loss, keep)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)  # no zeros for the gradients that ride along as outputs
     ctx.save_for_backward(*output[1:])
 
 
-def _backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if g is None:
+        return (None,) * 8
     # in float32: g is 1 / count, and a rounded g would scale every gradient
     grads = [
         ((t.to(g.dtype) * g).to(t.dtype) if need else None)
