@@ -71,6 +71,29 @@ def linear_cross_entropy_op(
     keep: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sum over tokens, and its gradients for states, weight and bias; empty where `keep` says so."""
+    if not states.is_cuda and not bool((real := labels != ignore_index).all()):
+        # a CPU may look: what no label asks for (85% of a masked LM's tokens) is not computed at all
+        total, d_some, d_weight, d_bias = _linear_cross_entropy(
+            states[real], weight, bias, labels[real], ignore_index, label_smoothing, z_loss, keep
+        )
+        if not keep[0]:
+            return total, d_some, d_weight, d_bias
+        d_states = torch.zeros_like(states)
+        d_states[real] = d_some
+        return total, d_states, d_weight, d_bias
+    return _linear_cross_entropy(states, weight, bias, labels, ignore_index, label_smoothing, z_loss, keep)
+
+
+def _linear_cross_entropy(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    keep: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     exact = torch.promote_types(states.dtype, torch.float32)
     tokens, vocabulary = states.shape[0], weight.shape[0]
     w = weight.to(states.dtype)
