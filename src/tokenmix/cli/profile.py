@@ -50,7 +50,7 @@ def profile(
     rows = []
     for entry in contenders(models):
         config = model_config(entry, body, options, max([length or 0, target_length or 0, *wanted]))
-        where = {"device": device, "precision": precision}
+        where: dict[str, Any] = {"device": device, "precision": precision}
         found = measure(config, batch=batch, length=length, target_length=target_length, steps=steps, **where)
         if wanted:
             found["curve"] = length_curve(config, wanted, batch=batch, steps=max(1, steps), **where)

@@ -101,8 +101,8 @@ def show(result: dict[str, Any], console: Console) -> None:
         claims.add_column(name, overflow="fold")
     styles = {"holds": "green", "does not hold": "red", "undecided": "yellow"}
     for claim in result["claims"]:
-        cells = [Text(claim[name]) for name in ("text", "paper", "ours", "verdict", "reason")]
-        claims.add_row(*cells, style=styles.get(claim["verdict"], "dim"))
+        told = [Text(claim[name]) for name in ("text", "paper", "ours", "verdict", "reason")]
+        claims.add_row(*told, style=styles.get(claim["verdict"], "dim"))
     console.print(claims)
     for name, stage in result["stages"].items():
         for row in stage["models"] if isinstance(stage["models"], list) else []:
@@ -163,7 +163,7 @@ def _plan(recipe: Any, scale: str, seeds: int | None, console: Console, as_json:
 def _list(console: Console, as_json: bool) -> None:
     from tokenmix.recipes import load_recipes
 
-    entries = [
+    entries: list[dict[str, Any]] = [
         {"name": r.name, "place": r.place, "title": r.title, "rows": len(r.rows), "claims": [c.text for c in r.claims]}
         for r in load_recipes().values()
     ]

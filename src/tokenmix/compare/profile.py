@@ -90,8 +90,9 @@ def timed(
     """(seconds of a training step in each round, peak memory in bytes)."""
     reset_peak_memory()
     torch.manual_seed(0)
-    model: Any = create_model(config, head=head).to(place).train()
-    called = torch.compile(model) if (compile if compile is not None else place.type == "cuda") else model
+    model: Any = create_model(config, head=head)
+    model = model.to(place).train()
+    called: Any = torch.compile(model) if (compile if compile is not None else place.type == "cuda") else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=place.type == "cuda")
     inputs = example_batch(config, batch, length, target_length, place)
 

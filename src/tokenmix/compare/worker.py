@@ -223,7 +223,7 @@ def judge(config: RunConfig, folder: Path, judging: Judging, validation: dict[st
     split = judging.split or task.default_split
     examples = task.load(split, config.data.folder, form, judging.examples)
     examples = [e for e in examples if form != "classify" or e.label is not None]
-    beams = {"num_beams": judging.beams} if form == "text" and judging.beams > 1 else {}
+    beams: dict[str, Any] = {"num_beams": judging.beams} if form == "text" and judging.beams > 1 else {}
     predictions = predict(model, maker, form, examples, task, precision=precision, **beams)
     metrics = task.evaluate(predictions, examples)
     metric = judging.metric or task.metric
@@ -247,7 +247,8 @@ class LiveFile(Callback):
     """Writes where a run stands to RUN/live.json, at most twice a second."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.state, self._written = folder / "live.json", {"phase": "starting"}, 0.0
+        self.path, self._written = folder / "live.json", 0.0
+        self.state: dict[str, Any] = {"phase": "starting"}
         _write(self.path, self.state)
 
     def on_step(self, step: int, fraction: float) -> None:

@@ -7,6 +7,8 @@ Fashion-MNIST in place of ImageNet, small models of equal size from scratch; gML
 above the Mixer. ConvNets and ResMLP are quoted.
 """
 
+from typing import Any
+
 from tokenmix.recipes.common import SCRATCH, TINY_NOTE, TINY_VISION, tiny
 from tokenmix.recipes.recipe import Claim, Recipe, Row, Scale, Stage
 from tokenmix.recipes.verdicts import better, within
@@ -37,7 +39,7 @@ _BUILT = {
     "gMLP-S": ("gmlp-s16-224", "gmlp", (79.6, 224, 20, 4.5)),
     "gMLP-B": ("gmlp-b16-224", None, (81.6, 224, 73, 15.8)),
 }
-_OPTIONS = {
+_OPTIONS: dict[str, dict[str, Any]] = {
     "DeiT-S": {"positions": "absolute", "pool": "cls", "heads": 4},
     "gMLP-S": {"heads": 1},
     "Mixer-B/16 (our setup)": {"heads": 1},

@@ -145,7 +145,7 @@ def _prepared(settings: dict[str, Any], folder: Path, data: str | None, body: st
     from tokenmix.data.tokenizers import load_tokenizer, train_tokenizer
 
     name, size = task.removeprefix("text:"), settings["data"].get("vocab_size", 16_000)
-    style = "bert" if body == "encoder" else "t5"
+    style: Any = "bert" if body == "encoder" else "t5"
     place = folder / "text" / f"{name}-{style}-{size}"
     source = get_task(name).source("train", data)
     if not isinstance(source, Files):
