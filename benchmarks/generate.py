@@ -59,7 +59,9 @@ def seconds(call: Callable[[], Any], device: str) -> float:
     return time.perf_counter() - start
 
 
-def compare(theirs: Any, ours: Any, device: str, batch: int, beams: int, length: int, new: int, turns: int) -> dict[str, Any]:
+def compare(
+    theirs: Any, ours: Any, device: str, batch: int, beams: int, length: int, new: int, turns: int
+) -> dict[str, Any]:
     """One row of the table."""
     ids = torch.randint(3, 32000, (batch, length), device=device)
     options: dict[str, Any] = {"max_new_tokens": new, "num_beams": beams, "do_sample": False}
@@ -124,7 +126,11 @@ def main() -> None:
         "model": "T5.1.1-small, float32" if cpu else "T5.1.1-base, bfloat16",
         "machine": platform.processor() or platform.machine() if cpu else torch.cuda.get_device_name(),
         "threads": torch.get_num_threads() if cpu else None,
-        "versions": {"tokenmix": tokenmix.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": {
+            "tokenmix": tokenmix.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
         "rows": rows,
     }
     path = given.out or RESULTS / ("generate-cpu.json" if cpu else "generate-h200.json")

@@ -15,7 +15,11 @@ from tokenmix.mixers.expression import Term
 from tokenmix.models import TokenmixConfig, create_model
 from tokenmix.models.convert import from_transformers
 
-OPTIONS = {"token_mlp": "token_mlp(hidden=8, window=3)", "lightconv": "lightconv(width=3)", "dynamicconv": "dynamicconv(width=3)"}
+OPTIONS = {
+    "token_mlp": "token_mlp(hidden=8, window=3)",
+    "lightconv": "lightconv(width=3)",
+    "dynamicconv": "dynamicconv(width=3)",
+}
 CAUSAL = []
 for _name, _kind in sorted(REGISTRY.items()):
     try:
@@ -23,7 +27,13 @@ for _name, _kind in sorted(REGISTRY.items()):
     except ValueError:
         continue  # Linformer, FNet: not in decoders
     CAUSAL.append(OPTIONS.get(_name, _name))
-SUMS = ["random + dot", "dense + dot", "random + dense", "factorized_random + dot", 'mix(dense(query="dot"), dot, alpha="sum")']
+SUMS = [
+    "random + dot",
+    "dense + dot",
+    "random + dense",
+    "factorized_random + dot",
+    'mix(dense(query="dot"), dot, alpha="sum")',
+]
 VARIANTS = [
     "dot | remix(heads=2)",
     "gmlp(attention=4)",
@@ -91,13 +101,17 @@ def test_every_kind_of_position_decodes_as_it_computes(positions: str) -> None:
 
 @pytest.mark.parametrize("norm", ["post", "layer", "biases"])
 def test_models_without_a_lean_form_decode_too(norm: str) -> None:
-    options = {"post": {"norm_position": "post"}, "layer": {"norm": "layer"}, "biases": {"bias": True, "scale": True}}[norm]
+    options = {"post": {"norm_position": "post"}, "layer": {"norm": "layer"}, "biases": {"bias": True, "scale": True}}[
+        norm
+    ]
     model = tiny("seq2seq", "dot | geglu", **options)
     ids, mask = prompts()
     assert torch.equal(generate(model, ids, mask, max_new_tokens=8).tokens, recomputed(model, ids, mask, 8))
 
 
-@pytest.mark.parametrize("layer", ["dot | geglu", "random | geglu", "dot | remix", "lightconv(width=3) | mlp", "gmlp(attention=4)"])
+@pytest.mark.parametrize(
+    "layer", ["dot | geglu", "random | geglu", "dot | remix", "lightconv(width=3) | mlp", "gmlp(attention=4)"]
+)
 @pytest.mark.parametrize("body", ["seq2seq", "decoder"])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_batch_of_mixed_lengths_equals_one_by_one(layer: str, body: str, beams: int) -> None:
@@ -308,6 +322,8 @@ def test_results_can_be_used_in_training() -> None:
 
 
 def test_terms_and_sums_are_all_here() -> None:
-    known = {str(part).split("(")[0] for layer in LAYERS for part in parse(layer).sublayers if not isinstance(part, Mix)}
+    known = {
+        str(part).split("(")[0] for layer in LAYERS for part in parse(layer).sublayers if not isinstance(part, Mix)
+    }
     terms = {name for name, kind in REGISTRY.items() if issubclass(kind, Term)}
     assert terms <= known

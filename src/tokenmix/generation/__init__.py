@@ -1,5 +1,7 @@
 """Generation: cached greedy search, sampling and beam search for every causal mixer."""
 
-from tokenmix.generation.api import Generated, generate, stream
+from tokenmix.generation.api import Generated, generate
+from tokenmix.generation.many import generate_many
+from tokenmix.generation.stream import stream
 
-__all__ = ["Generated", "generate", "stream"]
+__all__ = ["Generated", "generate", "generate_many", "stream"]

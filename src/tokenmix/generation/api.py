@@ -1,4 +1,4 @@
-"""`generate` and `stream`: from input ids to output ids."""
+"""`generate`: from input ids to output ids."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Generated:
     sequences: Tensor  #: [batch, prompt + longest] ids; padding after the end of a row
     scores: Tensor | None  #: [batch] log-probability of the new tokens; with beams divided by their number to the λ
     prompt: int  #: columns of the prompt
+    lengths: Tensor  #: [batch] new tokens of each row, its end mark included
 
     @property
     def tokens(self) -> Tensor:
@@ -66,8 +67,8 @@ def generate(
     >>> out = generate(model, ids, mask, max_new_tokens=64, num_beams=4, length_penalty=0.6)
     >>> tokenizer.batch_decode(out.sequences, skip_special_tokens=True)
     """
-    with _evaluating(model):
-        session, search, prompt = _prepare(
+    with evaluating(model):
+        session, search, prompt = prepare(
             model,
             input_ids,
             attention_mask,
@@ -88,54 +89,12 @@ def generate(
             for _ in steps(session):
                 pass
         with torch.inference_mode():
-            new, scores = search.result()
-    return Generated(torch.cat([prompt, new], 1), scores.clone() if return_scores else None, prompt.shape[1])
+            new, scores, lengths = search.result()
+    new, scores, lengths = new.clone(), scores.clone(), lengths.clone()
+    return Generated(torch.cat([prompt, new], 1), scores if return_scores else None, prompt.shape[1], lengths)
 
 
-def stream(
-    model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    *,
-    tokenizer: Any = None,
-    **options: Any,
-) -> Iterator[Any]:
-    """The same one token at a time, greedy or sampled: yields ids [batch] as they are chosen.
-
-    With a `tokenizer` and one row, yields pieces of text instead: what the new token adds, held back while it is only
-    part of a character. Takes the options of :func:`generate`, beams aside.
-
-    >>> for piece in stream(model, ids, max_new_tokens=64, tokenizer=tokenizer):
-    ...     print(piece, end="", flush=True)
-    """
-    if options.get("num_beams", 1) != 1:
-        raise ValueError("beam search knows its best hypothesis only at the end; stream with num_beams=1")
-    if options.pop("return_scores", False):
-        raise ValueError("stream yields tokens, not scores; use generate(return_scores=True)")
-    text = tokenizer is not None and input_ids.shape[0] == 1
-    shown = ""
-    with _evaluating(model):
-        session, search, _ = _prepare(model, input_ids, attention_mask, tokenizer=tokenizer, scored=False, **options)
-    if session is None:
-        return
-    states = steps(session)
-    while True:
-        with _evaluating(model):
-            if next(states, None) is None:
-                break
-        if not text:
-            latest = torch.full_like(search.sequences[:, 0], search.limits.pad)
-            latest[search.rows] = search.tokens
-            yield latest
-            continue
-        whole = tokenizer.decode(search.sequences[0, : search.chosen], skip_special_tokens=True)
-        if whole.startswith(shown) and not whole.endswith("\N{REPLACEMENT CHARACTER}"):
-            if len(whole) > len(shown):
-                yield whole[len(shown) :]
-            shown = whole
-
-
-def _prepare(
+def prepare(
     model: Any,
     input_ids: Tensor,
     attention_mask: Tensor | None,
@@ -154,7 +113,7 @@ def _prepare(
     scored: bool = True,
 ) -> tuple[Session | None, Search, Tensor]:
     """Check everything and begin; the session (None if there is nothing to do), its search, the prompt [batch, columns]."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     body = getattr(config, "body", None)
     if body not in ("seq2seq", "decoder") or not hasattr(model, "score"):
         raise TypeError(f"generate needs a seq2seq or decoder model with a language head; got {type(model).__name__}")
@@ -162,7 +121,9 @@ def _prepare(
         raise ValueError(f"input_ids must be [batch, length]; got {list(input_ids.shape)}")
     batch, length = input_ids.shape
     if attention_mask is not None and attention_mask.shape != input_ids.shape:
-        raise ValueError(f"attention_mask must be [batch, length] = {[batch, length]}; got {list(attention_mask.shape)}")
+        raise ValueError(
+            f"attention_mask must be [batch, length] = {[batch, length]}; got {list(attention_mask.shape)}"
+        )
     for name, value, least in (("max_new_tokens", max_new_tokens, 0), ("num_beams", num_beams, 1), ("top_k", top_k, 0)):
         if type(value) is not int or value < least:
             raise ValueError(f"{name} must be a whole number >= {least}; got {value!r}")
@@ -173,7 +134,9 @@ def _prepare(
     if do_sample and num_beams > 1:
         raise ValueError("sampling and beam search exclude each other; give do_sample=False or num_beams=1")
     if not do_sample and (generator is not None or temperature != 1.0 or top_k or top_p != 1.0):
-        raise ValueError("temperature, top_k, top_p and generator have a meaning in sampling alone; give do_sample=True")
+        raise ValueError(
+            "temperature, top_k, top_p and generator have a meaning in sampling alone; give do_sample=True"
+        )
     if length > config.max_length:
         raise ValueError(
             f"sequence of {length} tokens exceeds max_length={config.max_length} of this model; "
@@ -208,7 +171,15 @@ def _prepare(
             search = BeamSearch(batch, limits, device, stops, beams=num_beams, length_penalty=length_penalty)
         elif do_sample:
             search = Sampling(
-                batch, limits, device, stops, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator, scored=scored
+                batch,
+                limits,
+                device,
+                stops,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                generator=generator,
+                scored=scored,
             )
         else:
             search = Search(batch, limits, device, stops, scored=scored)
@@ -236,7 +207,7 @@ def _pad(model: Any) -> int:
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
     """No dropout while this runs."""
     training = getattr(model, "training", False)
     if training:

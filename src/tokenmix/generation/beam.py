@@ -46,8 +46,7 @@ class BeamSearch(Search):
         self.scores = torch.full((examples, beams), DEAD, device=device)  #: log P of what runs
         self.scores[:, 0] = 0.0  # at first all beams of an example are one
         self.worth = torch.full((examples, beams), DEAD, device=device)  #: log P / n^λ of what is done, best first
-        self.lengths = torch.zeros(examples, beams, dtype=torch.long, device=device)  #: tokens of what is done
-        self.longest = torch.zeros((), dtype=torch.long, device=device)  #: tokens of the longest result
+        self.sizes = torch.zeros(examples, beams, dtype=torch.long, device=device)  #: tokens of what is done
 
     def kind(self) -> tuple[Any, ...]:
         return *super().kind(), self.length_penalty
@@ -59,8 +58,7 @@ class BeamSearch(Search):
         self.done.fill_(self.limits.pad)
         self.worth.fill_(DEAD)
         self.scores.fill_(DEAD)[:, 0] = 0.0
-        self.lengths.zero_()
-        self.longest.zero_()
+        self.sizes.zero_()
 
     def choose(self, logits: Tensor) -> None:
         """Take logits [rows, vocabulary] and extend the beams of every example."""
@@ -95,7 +93,7 @@ class BeamSearch(Search):
         worth, best = worth.topk(beams)
         self.worth.copy_(worth)
         self.done.copy_(_take(torch.cat([self.done, sequences], 1), best))
-        self.lengths.copy_(torch.cat([self.lengths, self.count.expand_as(total)], 1).gather(1, best))
+        self.sizes.copy_(torch.cat([self.sizes, self.count.expand_as(total)], 1).gather(1, best))
         self.ended |= self.scores[:, 0] / length <= self.worth[:, -1]
 
     def keep(self, examples: Tensor) -> Tensor:
@@ -105,19 +103,19 @@ class BeamSearch(Search):
         self.rows, self.ended = self.rows[examples], self.ended[examples]
         first = torch.arange(examples.numel(), device=examples.device).repeat_interleave(self.beams) * self.beams
         self.tokens, self.origin = self.tokens[stay], self.origin[stay] % self.beams + first
-        self.running, self.done, self.lengths = self.running[examples], self.done[examples], self.lengths[examples]
+        self.running, self.done, self.sizes = self.running[examples], self.done[examples], self.sizes[examples]
         self.scores, self.worth = self.scores[examples], self.worth[examples]
         return stay
 
-    def result(self) -> tuple[Tensor, Tensor]:
+    def result(self) -> tuple[Tensor, Tensor, Tensor]:
         self._settle()
-        return self.sequences[:, : int(self.longest)], self.totals
+        return super().result()
 
     def _settle(self) -> None:
         """Write down the best hypothesis of every example that is still here."""
         self.sequences[self.rows] = self.done[:, 0]
         self.totals[self.rows] = self.worth[:, 0]
-        self.longest.copy_(torch.maximum(self.longest, self.lengths[:, 0].amax()))
+        self.lengths[self.rows] = self.sizes[:, 0]
 
 
 def _take(beams: Tensor, index: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Decoder:
         """Forget; remember the encoder's states [examples, length, d_model], right-padded. `even`: rows stand together."""
         state = self.state
         state.cache.restart()
-        state.even = even
+        state.even = even and not self.static  # a captured step knows its position on the device alone
         if memory is not None:
             state.memory, state.memory_mask = memory, memory_mask
             if state.memory_lengths is None:
@@ -152,19 +152,19 @@ class Session:
         if not self.static:
             self.decoder.load(encode(model.model, input_ids, mask), mask)
             return
-        more = -input_ids.shape[1] % BLOCK
+        more = _rounded(input_ids.shape[1], model.config.max_length) - input_ids.shape[1]
         if more and mask is None:
             mask = torch.ones_like(input_ids, dtype=torch.bool)
         if more and mask is not None:
             input_ids, mask = pad(input_ids, (0, more)), pad(mask, (0, more))
         if self.ids is None:
             self.ids, self.mask = input_ids.clone(), None if mask is None else mask.clone()
-        self.ids.copy_(input_ids)
+        ids = self.ids.copy_(input_ids)
         if mask is not None and self.mask is not None:
             self.mask.copy_(mask)
 
         def work() -> None:
-            self.decoder.load(encode(model.model, self.ids, self.mask), self.mask)
+            self.decoder.load(encode(model.model, ids, self.mask), self.mask)
 
         if self.front is not None:
             self.front.replay()
@@ -230,12 +230,13 @@ def open_session(model: Any, search: Search, prompt: int, tokens: int, length: i
 
     `prompt` columns precede the new tokens; the encoder reads `length` columns (0: there is none), `masked` or all real.
     """
-    capacity = min(model.config.max_length, prompt + tokens - 1)
+    most = model.config.max_length
+    capacity = min(most, prompt + tokens - 1)
     if not search.tokens.is_cuda:
         return Session(model, search, capacity, static=False)
-    capacity = min(model.config.max_length, capacity + -capacity % BLOCK)
+    capacity, padded = _rounded(capacity, most), _rounded(length, most)
     addresses = hash(tuple(p.data_ptr() for p in model.parameters()))
-    shape = (search.rows.shape[0], length + -length % BLOCK, masked or length % BLOCK > 0, capacity)
+    shape = (search.rows.shape[0], padded, masked or padded > length, capacity)
     key = (addresses, shape, *search.kind())
     kept = _sessions.setdefault(model, OrderedDict())
     session = kept.get(key)
@@ -251,17 +252,25 @@ def open_session(model: Any, search: Search, prompt: int, tokens: int, length: i
     return session
 
 
-def steps(session: Session) -> Iterator[Search]:
-    """Run a session that has begun to its end, handing out the search after every token."""
+def _rounded(length: int, most: int) -> int:
+    return min(most, length + -length % BLOCK)
+
+
+def steps(session: Session, *, ask: bool = False) -> Iterator[Search]:
+    """Run a session that has begun to its end, handing out the search after every token.
+
+    Whether all rows have ended is asked after every token on a CPU or with `ask`, else (a GPU would have to be waited for)
+    now and then.
+    """
     search = session.search
+    every = 1 if ask or not session.static or search.stops is not None else CHECK_EVERY
     if search.chosen:
         yield search
-    while True:
+    while search.chosen < search.limits.tokens:
         with torch.inference_mode():
-            every = CHECK_EVERY if session.static and search.stops is None else 1
-            if search.chosen >= search.limits.tokens or (search.chosen % every == 0 and search.chosen and search.finished()):
-                return
-            if search.chosen:
+            if search.chosen and search.chosen % every == 0:
+                if search.finished():
+                    return
                 session.shrink()
             session.advance()
         yield search

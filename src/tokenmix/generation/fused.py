@@ -28,6 +28,7 @@ if INSTALLED:
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 MANY = 8  # rows from which on it pays to bring a weight into oneDNN's own layout once for all steps
 
+
 class Step:
     """What is known to every sublayer of one decoding step."""
 
@@ -35,7 +36,7 @@ class Step:
         self.cache = cache
         self.rows = rows  #: how many there are at first
         self.ended = ended  #: [examples] whose rows need no work any more
-        self.even = True  #: all rows stand at the same position
+        self.even = True  #: all rows stand at the same position, which the host knows
         self.memory: Tensor | None = None  #: [examples, length, d_model] the encoder's states
         self.memory_mask: Tensor | None = None
         self.memory_lengths: Tensor | None = None  #: [examples]
@@ -46,7 +47,7 @@ class Step:
 class Projection:
     """Linear maps of one input side by side, after the input's RMS norm where there is one."""
 
-    def __init__(self, maps: Sequence[nn.Linear], norm: nn.Module | None = None, *, gate: bool = False) -> None:
+    def __init__(self, maps: Sequence[nn.Linear], norm: Any = None, *, gate: bool = False) -> None:
         self.maps, self.norm, self.gate = maps, norm, gate
         self.eps = None if norm is None else float(norm.eps)
         self.packed: Tensor | None = None  #: for our kernels: all maps in one, the norm's gain folded in
@@ -100,8 +101,9 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     return linear(x, weight)
 
 
-def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, gain: Tensor, eps: float | None) -> Tensor:
     """x / √(mean x² + ε) ⊙ gain in few operations."""
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
     if usable(x):
         return kernels.rms_norm(x, gain, eps)
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
@@ -112,7 +114,7 @@ class SelfAttention:
     """softmax(q·kᵀ + bias by distance)·v over the rows' own past."""
 
     def __init__(self, residual: Residual, name: str, relative: RelativeBias | None) -> None:
-        mixer = residual.mixer
+        mixer: Any = residual.mixer
         dot = mixer.terms[0]
         self.name, self.heads, self.relative = name, mixer.site.heads, relative
         self.scale = mixer.site.head_dim**-0.5 if mixer.site.scale else 1.0
@@ -166,7 +168,9 @@ class SelfAttention:
             added = None if self.bias is None else self.bias[None, :, None, :span].flip(-1)
         else:
             distance = slot.positions - torch.arange(span, device=q.device)  # [rows, span]
-            added = q.new_zeros(rows, 1, span) if self.bias is None else self.bias[:, distance.clamp(min=0)].transpose(0, 1)
+            added = (
+                q.new_zeros(rows, 1, span) if self.bias is None else self.bias[:, distance.clamp(min=0)].transpose(0, 1)
+            )
             added = added.masked_fill((distance < 0)[:, None], float("-inf"))[:, :, None]
         q, k, v = (t.view(rows, -1, self.heads, t.shape[-1] // self.heads).transpose(1, 2) for t in (q, keys, values))
         return scaled_dot_product_attention(q, k, v, added, scale=self.scale).transpose(1, 2).reshape(rows, -1)
@@ -176,7 +180,7 @@ class CrossAttention:
     """The beams of an example ask its memory as so many queries; keys and values are made once."""
 
     def __init__(self, residual: Residual, name: str) -> None:
-        mixer = residual.mixer
+        mixer: Any = residual.mixer
         dot = mixer.terms[0]
         self.name, self.heads = name, mixer.site.heads
         self.scale = mixer.site.head_dim**-0.5 if mixer.site.scale else 1.0
@@ -201,13 +205,19 @@ class CrossAttention:
         q = self.ask(x, step)
         if usable(x):
             assert step.memory_lengths is not None
-            mixed = kernels.attend_memory(q, memory, step.memory_lengths, step.ended, heads=self.heads, scale=self.scale)
+            mixed = kernels.attend_memory(
+                q, memory, step.memory_lengths, step.ended, heads=self.heads, scale=self.scale
+            )
         else:
             examples, _, both = memory.shape
             keys, values = memory.split(both // 2, -1)
-            q, k, v = (t.view(examples, -1, self.heads, t.shape[-1] // self.heads).transpose(1, 2) for t in (q, keys, values))
+            q, k, v = (
+                t.view(examples, -1, self.heads, t.shape[-1] // self.heads).transpose(1, 2) for t in (q, keys, values)
+            )
             added = None if step.memory_mask is None else step.memory_mask[:, None, None]
-            mixed = scaled_dot_product_attention(q, k, v, added, scale=self.scale).transpose(1, 2).reshape(x.shape[0], -1)
+            mixed = (
+                scaled_dot_product_attention(q, k, v, added, scale=self.scale).transpose(1, 2).reshape(x.shape[0], -1)
+            )
         return self.outward(mixed, step, residual=x)
 
 
@@ -215,7 +225,7 @@ class FeedForward:
     """(gelu(x W₁) ⊙ x W₂) W₃."""
 
     def __init__(self, residual: Residual) -> None:
-        mixer = residual.mixer
+        mixer: Any = residual.mixer
         self.inward = Projection([mixer.w1, mixer.w2], residual.norm, gate=True)
         self.outward = Projection([mixer.w3])
 

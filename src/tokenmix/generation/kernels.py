@@ -38,7 +38,9 @@ def _linear(
             gated = tl.dot(part, tl.trans(second), gated, input_precision="ieee")
     if NORM:  # a row's norm is a factor that can come after the product
         p = tl.arange(0, BP)
-        shares = tl.load(squares + m64[:, None] * parts + p[None, :], mask=inside_m[:, None] & (p < parts)[None, :], other=0.0)
+        shares = tl.load(
+            squares + m64[:, None] * parts + p[None, :], mask=inside_m[:, None] & (p < parts)[None, :], other=0.0
+        )
         scale = 1.0 / tl.sqrt(tl.sum(shares, 1) / K + eps)
         total *= scale[:, None]
         gated *= scale[:, None]
@@ -113,7 +115,8 @@ def tiles(rows: int, outputs: int, width: int, size: int) -> tuple[int, int, int
 
 @triton.jit
 def _attend_new(
-    qkv, keys, values, bias, source, positions, ended, out, scale, capacity, WIDTH: tl.constexpr, D: tl.constexpr, BEAMS: tl.constexpr,
+    qkv, keys, values, bias, source, positions, ended, out, scale, capacity,
+    WIDTH: tl.constexpr, D: tl.constexpr, BEAMS: tl.constexpr,
     BIAS: tl.constexpr, SOURCE: tl.constexpr, BD: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """Attention of one new token over its past and itself; its key and value are written down on the way."""
@@ -174,8 +177,8 @@ def attend_new(
     size = width // heads
     out = torch.empty(rows, width, dtype=qkv.dtype, device=qkv.device)
     _attend_new[(rows, heads)](
-        qkv, keys, values, keys if bias is None else bias, positions if source is None else source, positions, ended, out, scale,
-        capacity, WIDTH=width, D=size, BEAMS=rows // ended.shape[0], BIAS=bias is not None, SOURCE=source is not None,
+        qkv, keys, values, keys if bias is None else bias, positions if source is None else source, positions, ended, out,
+        scale, capacity, WIDTH=width, D=size, BEAMS=rows // ended.shape[0], BIAS=bias is not None, SOURCE=source is not None,
         BD=triton.next_power_of_2(size), BJ=32, num_warps=2, num_stages=2,
     )  # fmt: skip
     return out
@@ -218,7 +221,9 @@ def _attend_memory(
         tl.store(out + rows, (mixed / weight[:, None]).to(out.dtype.element_ty), mask=asks)
 
 
-def attend_memory(queries: Tensor, memory: Tensor, lengths: Tensor, ended: Tensor, *, heads: int, scale: float) -> Tensor:
+def attend_memory(
+    queries: Tensor, memory: Tensor, lengths: Tensor, ended: Tensor, *, heads: int, scale: float
+) -> Tensor:
     """queries [examples · beams, width] over memory [examples, length, keys and values], `lengths` of which are real."""
     examples, length, both = memory.shape
     width = both // 2
@@ -269,7 +274,7 @@ def gated(a: Tensor, b: Tensor) -> Tensor:
 
 @triton.jit
 def _choose(
-    logits, rows, tokens, count, room, ended, sequences, marks, how_many, size, longest, pad, BLOCK: tl.constexpr
+    logits, rows, tokens, count, room, ended, sequences, lengths, marks, how_many, size, longest, pad, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Greedy search's choice: the likeliest token of a row, where it goes, and whether the row ends."""
     row = tl.program_id(0).to(tl.int64)
@@ -282,12 +287,14 @@ def _choose(
         token = tl.where(top > highest, start + tl.argmax(value, 0), token)
         highest = tl.maximum(highest, top)
     example = tl.load(rows + row)
-    over = tl.load(ended + row) != 0
+    before = tl.load(ended + row)
+    over = before != 0
     here = tl.load(count + row)
     chosen = tl.where(over, pad, token).to(tl.int64)
     tl.store(tokens + row, chosen)
     tl.store(sequences + example * longest + here, chosen, mask=here < longest)
     tl.store(count + row, here + 1)
+    tl.store(lengths + example, here + 1, mask=before == 0)
     over = over | (here + 1 >= tl.load(room + example))
     for i in range(how_many):
         over = over | (token == tl.load(marks + i))
@@ -295,11 +302,12 @@ def _choose(
 
 
 def choose(
-    logits: Tensor, rows: Tensor, tokens: Tensor, count: Tensor, room: Tensor, ended: Tensor, sequences: Tensor, marks: Tensor, pad: int
+    logits: Tensor, rows: Tensor, tokens: Tensor, count: Tensor, room: Tensor, ended: Tensor, sequences: Tensor,
+    lengths: Tensor, marks: Tensor, pad: int,
 ) -> None:  # fmt: skip
     """One greedy choice for each row of logits [rows, vocabulary], with all its bookkeeping, in place."""
     logits = logits.contiguous()
     _choose[(rows.shape[0],)](
-        logits, rows, tokens, count, room, ended.view(torch.uint8), sequences, marks, marks.shape[0], logits.shape[1],
+        logits, rows, tokens, count, room, ended.view(torch.uint8), sequences, lengths, marks, marks.shape[0], logits.shape[1],
         sequences.shape[1], pad, BLOCK=min(8192, triton.next_power_of_2(logits.shape[1])), num_warps=8,
     )  # fmt: skip

@@ -65,6 +65,9 @@ class Search:
         self.sequences = torch.full((examples, limits.tokens), limits.pad, dtype=torch.long, device=device)
         self.totals = torch.zeros(examples, dtype=torch.float32, device=device)  #: log-probability of what was chosen
         self.ended = torch.zeros(examples, dtype=torch.bool, device=device)
+        self.lengths = torch.zeros(
+            examples, dtype=torch.long, device=device
+        )  #: tokens of each result, end mark included
 
     def kind(self) -> tuple[Any, ...]:
         """What a captured graph depends on, apart from shapes and addresses."""
@@ -74,7 +77,7 @@ class Search:
     def restart(self) -> None:
         """Begin again in the same memory."""
         self.chosen = 0
-        for state in (self.count, self.totals, self.ended):
+        for state in (self.count, self.totals, self.ended, self.lengths):
             state.zero_()
         self.sequences.fill_(self.limits.pad)
 
@@ -95,7 +98,8 @@ class Search:
             from tokenmix.generation import kernels
 
             room, marks, pad = self.limits.room, self.marks, self.limits.pad
-            kernels.choose(logits, self.rows, self.tokens, self.count, room, self.ended, self.sequences, marks, pad)
+            state = (self.rows, self.tokens, self.count, room, self.ended, self.sequences, self.lengths)
+            kernels.choose(logits, *state, marks, pad)
             return
         tokens, ended = self.pick(logits), self.ended
         if self.scored:
@@ -103,6 +107,7 @@ class Search:
             gained = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
             self.totals[self.rows] += gained.masked_fill(ended, 0.0)
         self.tokens.copy_(tokens.masked_fill(ended, self.limits.pad))
+        self.lengths[self.rows] += ~ended
         self.sequences[self.rows, self.count] = self.tokens
         self.count += 1
         ended |= self.is_mark(tokens) | (self.count >= self.limits.room[self.rows])
@@ -134,9 +139,10 @@ class Search:
         self.tokens, self.ended = self.tokens[examples], self.ended[examples]
         return examples
 
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Generated ids [examples, longest] and their scores [examples]."""
-        return self.sequences[:, : self.chosen], self.totals
+    def result(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Generated ids [examples, longest], their scores [examples] and how many tokens they have [examples]."""
+        longest = int(self.lengths.max()) if self.lengths.numel() else 0
+        return self.sequences[:, :longest], self.totals, self.lengths
 
 
 class Sampling(Search):
@@ -166,7 +172,12 @@ class Sampling(Search):
     def take_over(self, other: Search) -> None:
         super().take_over(other)
         assert isinstance(other, Sampling)
-        self.temperature, self.top_k, self.top_p, self.generator = other.temperature, other.top_k, other.top_p, other.generator
+        self.temperature, self.top_k, self.top_p, self.generator = (
+            other.temperature,
+            other.top_k,
+            other.top_p,
+            other.generator,
+        )
 
     def pick(self, logits: Tensor) -> Tensor:
         return torch.multinomial(self.distribution(logits), 1, generator=self.generator)[:, 0]
