@@ -153,6 +153,8 @@ def test_blocks_compile_without_graph_breaks(monkeypatch):
     want = torch.autograd.grad(attend(q, k, v, bias=bias, causal=True).square().sum(), [q, k, v, bias])
     for a, b in zip(got, want, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
+    dropped = torch.compile(lambda *a: attend(*a[:3], bias=a[3], dropout=0.5), fullgraph=True, backend="aot_eager")
+    assert not torch.equal(dropped(q, k, v, bias), dropped(q, k, v, bias))  # drawn anew, compiled once
 
 
 PEAK = """

@@ -83,7 +83,7 @@ def chunked(
 ) -> Tensor:
     """softmax(…)·v block by block; arguments as in :func:`tokenmix.ops.attend`."""
     a, b = tile if tile is not None else (None, None)
-    seed = int(torch.randint(1 << 62, ())) if dropout else 0  # the way back draws the same
+    seed = torch.randint(1, 1 << 62, ()) if dropout else None  # the way back draws the same; a tensor, for compiled graphs
     return _forward(q, k, v, bias, key_bias, a, b, mask, causal, dropout, seed)
 
 
@@ -134,7 +134,7 @@ def _forward(
     mask: Tensor | None,
     causal: bool,
     dropout: float,
-    seed: int,
+    seed: Tensor | None,
 ) -> Tensor:
     given = [q, k, v, bias, key_bias, tile_a, tile_b, mask]
     out = _empty(given)
@@ -170,7 +170,7 @@ def _backward(
     mask: Tensor | None,
     causal: bool,
     dropout: float,
-    seed: int,
+    seed: Tensor | None,
     wanted: list[bool],
 ) -> list[Tensor]:
     given = [q, k, v, bias, key_bias, tile_a, tile_b, mask]
@@ -227,14 +227,14 @@ def _(grad, q, k, v, bias, key_bias, tile_a, tile_b, mask, causal, dropout, seed
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.causal, ctx.dropout, ctx.seed = inputs
-    ctx.save_for_backward(*tensors)
+    *tensors, ctx.causal, ctx.dropout, seed = inputs
+    ctx.save_for_backward(*tensors, seed)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    given = ctx.saved_tensors
+    *given, seed = ctx.saved_tensors
     wanted = [bool(need) and t is not None for need, t in zip(ctx.needs_input_grad[:7], given, strict=False)]
-    found = _backward(grad, *given, ctx.causal, ctx.dropout, ctx.seed, wanted)
+    found = _backward(grad, *given, ctx.causal, ctx.dropout, seed, wanted)
     return (*[g if want else None for g, want in zip(found, wanted, strict=True)], None, None, None, None)
 
 
@@ -244,9 +244,9 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 class _drawing:
     """Random numbers from a seed inside, untouched outside."""
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self.seed = seed
-        self.fork = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=bool(seed))
+    def __init__(self, seed: Tensor | None, device: torch.device) -> None:
+        self.seed = 0 if seed is None else int(seed)
+        self.fork = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=bool(self.seed))
 
     def __enter__(self) -> None:
         self.fork.__enter__()

@@ -282,9 +282,8 @@ class Trainer:
             pixels, targets = self.augment(tensors["pixel_values"], tensors["labels"])
             tensors = {"pixel_values": pixels * 2 - 1, "labels": targets}
         if self.token_loss:
-            # on a GPU the logits of a large vocabulary are never stored whole; on a CPU that would be slower
-            lean = self.device.type == "cuda" and self.model.config.vocab_size > LARGE_VOCABULARY
-            options = {"return_logits": False} if lean else {}
+            # the logits of a large vocabulary are never stored whole
+            options = {"return_logits": False} if self.model.config.vocab_size > LARGE_VOCABULARY else {}
             return self.replica(**tensors, num_items_in_batch=items, **options).loss
         return self.replica(**tensors).loss * share
 
