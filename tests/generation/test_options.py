@@ -8,7 +8,7 @@ from PIL import Image
 from transformers import ViTImageProcessor, pipeline
 
 from tokenmix.data.tokenizers import train_tokenizer
-from tokenmix.generation import generate, generate_many, stream
+from tokenmix.generation import generate, stream
 from tokenmix.generation.search import Limits, Sampling
 from tokenmix.models import create_model
 
@@ -126,15 +126,11 @@ def test_beams_cannot_be_streamed(model, ids) -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_many_prompts_come_back_in_their_order(model, beams: int) -> None:
-    prompts = [[3, 4, 5], [6], [7, 8, 9, 10, 11], [12, 13], [14, 15, 16, 3]]
-    options = {"max_new_tokens": 6, "num_beams": beams, "eos_token_id": [4, 9, 14]}
-    outputs = generate_many(model, prompts, batch_size=2, progress=False, **options)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        alone = generate(model, torch.tensor([prompt]), **options)
-        assert output == alone.tokens[0].tolist()
-        assert alone.lengths.tolist() == [len(output)]
-    assert generate_many(model, [], max_new_tokens=3) == []
+def test_lengths_say_where_rows_end(model, ids, beams: int) -> None:
+    marks = [4, 9, 14]
+    out = generate(model, ids, max_new_tokens=8, num_beams=beams, eos_token_id=marks)
+    for row, length in zip(out.tokens.tolist(), out.lengths.tolist(), strict=True):
+        assert length == next((i + 1 for i, token in enumerate(row) if token in marks), 8)
 
 
 # --------------------------------------------------------------------------------------- the pipelines of transformers

@@ -1,7 +1,6 @@
 """Generation: cached greedy search, sampling and beam search for every causal mixer."""
 
 from tokenmix.generation.api import Generated, generate
-from tokenmix.generation.many import generate_many
 from tokenmix.generation.stream import stream
 
-__all__ = ["Generated", "generate", "generate_many", "stream"]
+__all__ = ["Generated", "generate", "stream"]
