@@ -7,7 +7,9 @@ import time
 from typing import Any
 
 import torch
-from torch import nn
+
+from tokenmix.models.counting import forward_flops
+from tokenmix.models.create import HEADS
 
 # Dense bf16 tensor-core peaks in FLOP/s, from the vendors' data sheets.
 PEAKS = {
@@ -17,46 +19,21 @@ PEAKS = {
 }  # fmt: skip
 
 
-def forward_flops(model: nn.Module, shape: tuple[int, int]) -> float:
-    """FLOPs of a forward pass over one example padded to ``shape`` (input length, target length), matrix products only.
-
-    Counted by torch on fake tensors: the model is run without numbers, so it costs little time and no memory. The
-    shape of a decoder or encoder has target length 0. Fourier mixing is no matrix product and counts as none.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils.flop_counter import FlopCounterMode
-    from transformers.initialization import no_init_weights
-
-    config: Any = model.config
-    with FakeTensorMode(), no_init_weights():
-        twin: Any = type(model)(config).eval()
-        if hasattr(twin, "model") and hasattr(twin.model.embed, "_check"):
-            twin.model.embed._check = lambda *_: None  # it would look at the ids
-        ids = torch.zeros(1, max(1, shape[0]), dtype=torch.long)
-        if config.body == "vision":
-            inputs = {"pixel_values": torch.zeros(1, config.channels, config.image_size, config.image_size)}
-        elif config.body == "seq2seq":
-            inputs = {"input_ids": ids, "decoder_input_ids": torch.zeros(1, max(1, shape[1]), dtype=torch.long)}
-        else:
-            inputs = {"input_ids": ids}
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            twin(**inputs)
-    return float(counter.get_total_flops())
-
-
 class StepFlops:
     """FLOPs of a training step by shape, each counted once in a process: three times the forward pass."""
 
-    _known: dict[tuple[type, str, tuple[int, int]], float] = {}
+    _known: dict[tuple[str, str | None, tuple[int, int]], float] = {}
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.name = model.config.to_json_string(use_diff=False)  # type: ignore[union-attr,operator]
+    def __init__(self, model: Any) -> None:
+        self.config = model.config
+        self.head = next((name for name, kind in HEADS.items() if type(model) is kind), None)
+        self.name = self.config.to_json_string(use_diff=False)
 
     def __call__(self, rows: int, shape: tuple[int, int]) -> float:
-        key = (type(self.model), self.name, shape)
+        key = (self.name, self.head, shape)
         if key not in self._known:
-            self._known[key] = forward_flops(self.model, shape)
+            length, target = (max(1, n) for n in shape)
+            self._known[key] = float(forward_flops(self.config, length, target, head=self.head).total)
         return 3.0 * rows * self._known[key]
 
 
