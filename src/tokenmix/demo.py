@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -22,7 +23,7 @@ MODELS = (
     "gMLP encoder=gmlp ; dot | geglu",
     "Remixer=dot | remix",
 )
-STEPS = 1500
+STEPS = 3600
 EXAMPLES = 500  # of the 4,182 of the test split
 
 
@@ -41,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     from tokenmix.compare.table import failures, rich_table
 
     started = time.monotonic()
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 220)
     console.print(
         f"Six ways of mixing tokens learn SCAN: {given.steps} steps each, the same batches in the same order, "
         f"{given.jobs} at a time. A few minutes on two cores."
