@@ -59,7 +59,8 @@ def __dir__() -> list[str]:
 
 
 def _is_the_command() -> bool:
-    return os.path.basename(sys.argv[0] if sys.argv else "") in ("tokenmix", "tokenmix.exe")
+    as_module = sys.orig_argv[1:3] == ["-m", "tokenmix"]
+    return as_module or os.path.basename(sys.argv[0] if sys.argv else "") in ("tokenmix", "tokenmix.exe")
 
 
 if not _is_the_command():
