@@ -14,12 +14,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "passive"
+)  # threads that wait leave a shared machine to others; for both sides
 
 import torch
 import transformers
@@ -113,31 +118,27 @@ def main() -> None:
     if cpu:
         torch.set_num_threads(2)
     theirs, ours = make_models("small" if cpu else "base", device, torch.float32 if cpu else torch.bfloat16)
-    rows = []
+    path = given.out or RESULTS / ("generate-cpu.json" if cpu else "generate-h200.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    versions = {module.__name__: module.__version__ for module in (tokenmix, torch, transformers)}
+    result: dict[str, Any] = {
+        "command": f"python -m benchmarks.generate --device {device}",
+        "model": "T5.1.1-small, float32" if cpu else "T5.1.1-base, bfloat16",
+        "machine": platform.processor() or platform.machine() if cpu else torch.cuda.get_device_name(),
+        "threads": torch.get_num_threads() if cpu else None,
+        "versions": versions,
+        "rows": [],
+    }
     for batch, beams in CASES[device]:
         row = compare(theirs, ours, device, batch, beams, 64 if cpu else 512, 32 if cpu else 64, given.turns or 5)
-        rows.append(row)
+        result["rows"].append(row)
+        path.write_text(json.dumps(result, indent=2) + "\n")
         print(
             f"batch {batch:3} beams {beams}: Hugging Face {row['hf_tokens_per_s']:9.1f} tok/s, "
             f"ours {row['ours_tokens_per_s']:9.1f} tok/s, {row['times_faster']:.2f} times; "
             f"{100 * row['same_tokens']:.1f}% same tokens",
             flush=True,
         )
-    result = {
-        "command": f"python -m benchmarks.generate --device {device}",
-        "model": "T5.1.1-small, float32" if cpu else "T5.1.1-base, bfloat16",
-        "machine": platform.processor() or platform.machine() if cpu else torch.cuda.get_device_name(),
-        "threads": torch.get_num_threads() if cpu else None,
-        "versions": {
-            "tokenmix": tokenmix.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "rows": rows,
-    }
-    path = given.out or RESULTS / ("generate-cpu.json" if cpu else "generate-h200.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
