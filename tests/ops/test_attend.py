@@ -5,6 +5,7 @@ import itertools
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import pytest
 import torch
@@ -55,9 +56,9 @@ def test_output_and_gradients_equal_the_reference(monkeypatch, path, mask, causa
         )
         leaves = [t for t in (q, k, v, options["bias"], options["key_bias"], *(options["tile"] or ())) if t is not None]
         same_with_gradients(
-            lambda: attend(q, k, v, **options),
-            lambda: reference.attend(q, k, v, **options),
-            leaves,  # noqa: B023
+            partial(attend, q, k, v, **options),
+            partial(reference.attend, q, k, v, **options),
+            leaves,
         )
 
 
@@ -69,9 +70,9 @@ def test_fixed_bias_without_gradient_takes_the_fused_path(monkeypatch):
     for mask, causal in itertools.product([None, "padding"], [False, True]):
         options = dict(bias=bias, mask=make_mask(mask), causal=causal)
         same_with_gradients(
-            lambda: attend(q, k, v, **options),
-            lambda: reference.attend(q, k, v, **options),
-            [q, k, v],  # noqa: B023
+            partial(attend, q, k, v, **options),
+            partial(reference.attend, q, k, v, **options),
+            [q, k, v],
         )
 
 

@@ -83,7 +83,8 @@ def chunked(
 ) -> Tensor:
     """softmax(…)·v block by block; arguments as in :func:`tokenmix.ops.attend`."""
     a, b = tile if tile is not None else (None, None)
-    seed = torch.randint(1, 1 << 62, ()) if dropout else None  # the way back draws the same; a tensor, for compiled graphs
+    # the way back draws the same; a tensor, so that compiled graphs do not depend on it
+    seed = torch.randint(1, 1 << 62, ()) if dropout else None
     return _forward(q, k, v, bias, key_bias, a, b, mask, causal, dropout, seed)
 
 
