@@ -151,7 +151,7 @@ def test_no_parameter_is_idle(text, causal):
 
 @pytest.mark.parametrize("text", [t for t in ALL if not can_be_causal(t)])
 def test_what_cannot_be_causal_says_so_at_construction(text):
-    with pytest.raises(ValueError, match="cannot be causal.*encoder"):
+    with pytest.raises(ValueError, match=r"cannot be causal.*encoder"):
         parse(text).build(d_model=WIDTH, heads=HEADS, max_length=LONGEST, causal=True)
 
 
