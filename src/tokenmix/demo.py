@@ -23,7 +23,7 @@ MODELS = (
     "gMLP encoder=gmlp ; dot | geglu",
     "Remixer=dot | remix",
 )
-STEPS = 4000
+STEPS = 3600
 EXAMPLES = 500  # of the 4,182 of the test split
 
 
