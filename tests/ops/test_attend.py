@@ -26,7 +26,7 @@ def make_mask(kind):
     return torch.rand(BATCH, LENGTH, LENGTH) > 0.5 if kind == "any" else None
 
 
-def same_with_gradients(fast, plain, leaves):
+def assert_same_with_gradients(fast, plain, leaves):
     out, expected = fast(), plain()
     weight = torch.randn_like(out)
     assert torch.allclose(out, expected, atol=1e-10)
@@ -55,7 +55,7 @@ def test_output_and_gradients_equal_the_reference(monkeypatch, path, mask, causa
             causal=causal,
         )
         leaves = [t for t in (q, k, v, options["bias"], options["key_bias"], *(options["tile"] or ())) if t is not None]
-        same_with_gradients(
+        assert_same_with_gradients(
             partial(attend, q, k, v, **options),
             partial(reference.attend, q, k, v, **options),
             leaves,
@@ -69,7 +69,7 @@ def test_fixed_bias_without_gradient_takes_the_fused_path(monkeypatch):
     bias = torch.randn(HEADS, LENGTH, LENGTH, dtype=torch.float64)
     for mask, causal in itertools.product([None, "padding"], [False, True]):
         options = dict(bias=bias, mask=make_mask(mask), causal=causal)
-        same_with_gradients(
+        assert_same_with_gradients(
             partial(attend, q, k, v, **options),
             partial(reference.attend, q, k, v, **options),
             [q, k, v],
@@ -78,7 +78,7 @@ def test_fixed_bias_without_gradient_takes_the_fused_path(monkeypatch):
 
 def test_logits_from_the_bias_alone():
     bias, v = leaf(HEADS, 6, LENGTH), leaf(BATCH, HEADS, LENGTH, VALUES)
-    same_with_gradients(
+    assert_same_with_gradients(
         lambda: attend(None, None, v, bias=bias), lambda: reference.attend(None, None, v, bias=bias), [bias, v]
     )
 
