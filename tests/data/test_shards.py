@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -164,6 +165,22 @@ def test_a_run_cut_off_anywhere_and_run_again_gives_identical_files(
     assert files_of(tmp_path) == files_of(folder)
     assert (tmp_path / "shard-00001.bin").stat().st_mtime_ns == first  # a finished shard was kept
     assert sum(made) == text_file.stat().st_size
+
+
+def test_an_interruption_stops_the_workers_and_leaves_their_shards_to_the_next_run(
+    folder, text_file, tokenizer, tmp_path
+):
+    def interrupt(record, size):
+        raise KeyboardInterrupt
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "as it was"
+    with pytest.raises(KeyboardInterrupt):
+        prepare_shards([text_file], tokenizer, tmp_path, workers=2, shard_size=3000, on_shard=interrupt)
+    assert os.environ.pop("TOKENIZERS_PARALLELISM") == "as it was"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("shard")]
+    assert len(list(tmp_path.glob("shard-*.json"))) < len(list(folder.glob("shard-*.json")))
+    prepare_shards([text_file], tokenizer, tmp_path, workers=2, shard_size=3000)
+    assert files_of(tmp_path) == files_of(folder)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")

@@ -25,7 +25,7 @@ def prepare(
         typer.Option(help="What separates documents: **blank-line**, **line**, or **jsonl** (one object per line)."),
     ] = "blank-line",
     field: Annotated[str, typer.Option(help="With --split jsonl: the field that holds the text.")] = "text",
-    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 for one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Threads; 0 for one per core.")] = 0,
     shard_size: Annotated[int, typer.Option(min=1, help="Characters of text per shard.")] = 8_000_000,
     end_mark: Annotated[
         bool, typer.Option(help="Put the end token behind every document (T5 itself joins documents without one).")

@@ -3,6 +3,9 @@
 Which documents form a shard depends on the text and on ``shard_size`` alone, so the files are the same for any number
 of workers and however often the run was cut off: a shard that is there and whole is kept, any other is made anew.
 
+Workers are threads: the tokenizer is Rust and leaves Python alone for 95% of the time, so about sixteen of them run
+side by side, with nothing to start, to copy or to clean up.
+
     prepare_shards(["wiki.txt.xz"], load_tokenizer("tokenizer"), "wiki", workers=8)
 """
 
@@ -11,13 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import multiprocessing
 import os
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -33,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 Record = dict[str, Any]  # a shard's entry of the manifest
 _AT_ONCE = 64  # documents given to the tokenizer in one call
-_state: dict[str, Any] = {}  # of a worker process: tokenizer, folder, recipe
 
 
 def prepare_shards(
@@ -53,7 +53,7 @@ def prepare_shards(
     Args:
         tokenizer: a transformers fast tokenizer. Its special tokens are not added, but see ``end_mark``.
         split, field: how a file divides into documents; see `read_documents`.
-        workers: processes; as many as there are cores by default. With 1, all is done in this process.
+        workers: threads; as many as there are cores by default.
         shard_size: characters of text in a shard; a shard ends with the document that reaches it.
         end_mark: put the tokenizer's end token (`</s>`, or `[SEP]`) behind every document.
         on_shard: called in order with each finished shard's entry and the bytes read from disk for it.
@@ -69,8 +69,9 @@ def prepare_shards(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder / "tokenizer")
 
+    maker = _ShardMaker(tokenizer.backend_tokenizer, folder, recipe)
     records: list[Record] = []
-    with _workers(workers, tokenizer.backend_tokenizer.to_str(), str(folder), recipe) as submit:
+    with _one_thread_a_call(), ThreadPoolExecutor(workers, "shard") as pool:
         waiting: deque[tuple[Future[Record], int]] = deque()
 
         def take() -> None:
@@ -79,12 +80,17 @@ def prepare_shards(
             if on_shard:
                 on_shard(records[-1], read)
 
-        for number, (documents, read) in enumerate(_portions(files, split, field, shard_size)):
-            waiting.append((submit(_make_shard, number, documents), read))
-            if len(waiting) > 2 * workers:  # no more text in memory than keeps all workers busy
+        try:
+            for number, (documents, read) in enumerate(_portions(files, split, field, shard_size)):
+                waiting.append((pool.submit(maker, number, documents), read))
+                if len(waiting) > 2 * workers:  # no more text in memory than keeps all workers busy
+                    take()
+            while waiting:
                 take()
-        while waiting:
-            take()
+        except BaseException:  # Ctrl-C too: the shards in hand are given up, and made by the next run
+            maker.stopped = True
+            pool.shutdown(cancel_futures=True)
+            raise
     if not records:
         raise ValueError(f"no text in {', '.join(map(str, files))}; nothing was written")
     return _finish(folder, records, recipe, files)
@@ -148,95 +154,71 @@ def _portions(files: list[Path], split: str, field: str, shard_size: int) -> Ite
 
 
 @contextmanager
-def _workers(count: int, tokenizer: str, folder: str, recipe: Record) -> Iterator[Callable[..., Future[Record]]]:
-    """A function that submits work to ``count`` processes, or does it at once where that is one."""
-    if count == 1:
-        before = os.environ.get("TOKENIZERS_PARALLELISM")
-        _start(tokenizer, folder, recipe)
-        try:
-            yield _at_once
-        finally:
-            _state.clear()
-            os.environ.pop("TOKENIZERS_PARALLELISM")
-            if before is not None:
-                os.environ["TOKENIZERS_PARALLELISM"] = before
-        return
-    context = multiprocessing.get_context("spawn")  # forking a process that has threads is not safe
-    with ProcessPoolExecutor(count, context, _start_process, (tokenizer, folder, recipe)) as pool:
-        try:
-            yield pool.submit
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+def _one_thread_a_call() -> Iterator[None]:
+    """Keeps the tokenizer from spreading each call over all cores: the workers are on them already."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
-def _at_once(function: Callable[..., Record], *arguments: Any) -> Future[Record]:
-    done: Future[Record] = Future()
-    done.set_result(function(*arguments))
-    return done
+class _ShardMaker:
+    """Writes one shard a call; called by several threads at once."""
 
+    def __init__(self, tokenizer: Tokenizer, folder: Path, recipe: Record) -> None:
+        self.tokenizer = Tokenizer.from_str(tokenizer.to_str())  # the caller's own keeps its settings
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self.folder, self.recipe, self.stopped = folder, recipe, False
 
-def _start_process(tokenizer: str, folder: str, recipe: Record) -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:  # a worker whose parent was killed ends too, instead of waiting for work for ever
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _start(tokenizer, folder, recipe)
+    def __call__(self, number: int, documents: list[str]) -> Record:
+        """Write shard ``number``, unless it is there already with the same text and whole."""
+        folder, recipe, name = self.folder, self.recipe, f"shard-{number:05d}"
+        text = hashlib.sha256()
+        for document in documents:
+            text.update(len(document).to_bytes(8, "little") + document.encode("utf-8", "surrogatepass"))
+        bin_path, docs_path, json_path = (folder / f"{name}{suffix}" for suffix in (".bin", ".docs.npy", ".json"))
+        if (kept := _kept(bin_path, docs_path, json_path, text.hexdigest(), recipe)) is not None:
+            return kept
 
+        json_path.unlink(missing_ok=True)  # from here until the new entry is there, the shard counts as not made
+        ends, total = np.empty(len(documents), dtype=np.int64), 0
+        with open(bin_path.with_suffix(".bin.part"), "wb") as file:
+            for first in range(0, len(documents), _AT_ONCE):
+                if self.stopped:
+                    raise CancelledError
+                lengths, tokens = self._encode(documents[first : first + _AT_ONCE])
+                file.write(tokens.tobytes())
+                ends[first : first + len(lengths)] = total + np.cumsum(lengths)
+                total += len(tokens)
+            _sync(file)
+        with open(docs_path.with_suffix(".npy.part"), "wb") as file:
+            np.save(file, ends)
+            _sync(file)
+        os.replace(bin_path.with_suffix(".bin.part"), bin_path)
+        os.replace(docs_path.with_suffix(".npy.part"), docs_path)
+        record = {
+            "name": name,
+            "tokens": total,
+            "documents": len(documents),
+            "characters": sum(map(len, documents)),
+            "sha256": file_hash(bin_path),
+            "documents_sha256": file_hash(docs_path),
+            "text_sha256": text.hexdigest(),
+        }
+        write_json(json_path, record | {"recipe": recipe})
+        return record
 
-def _end_with(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
-
-
-def _start(tokenizer: str, folder: str, recipe: Record) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one thread; there are as many workers as wanted
-    backend = Tokenizer.from_str(tokenizer)
-    backend.no_padding()
-    backend.no_truncation()
-    _state.update(tokenizer=backend, folder=Path(folder), recipe=recipe)
-
-
-def _make_shard(number: int, documents: list[str]) -> Record:
-    """Write shard ``number``, unless it is there already with the same text and whole."""
-    folder, recipe, name = _state["folder"], _state["recipe"], f"shard-{number:05d}"
-    text = hashlib.sha256()
-    for document in documents:
-        text.update(len(document).to_bytes(8, "little") + document.encode("utf-8", "surrogatepass"))
-    bin_path, docs_path, json_path = (folder / f"{name}{suffix}" for suffix in (".bin", ".docs.npy", ".json"))
-    if (kept := _kept(bin_path, docs_path, json_path, text.hexdigest(), recipe)) is not None:
-        return kept
-
-    json_path.unlink(missing_ok=True)  # from here until the new entry is there, the shard counts as not made
-    ends, total = np.empty(len(documents), dtype=np.int64), 0
-    end = [] if recipe["end_id"] is None else [recipe["end_id"]]
-    with open(bin_path.with_suffix(".bin.part"), "wb") as file:
-        for first in range(0, len(documents), _AT_ONCE):
-            portion = documents[first : first + _AT_ONCE]
-            encoded = [e.ids for e in _state["tokenizer"].encode_batch_fast(portion, add_special_tokens=False)]
-            lengths = np.array([len(ids) + len(end) for ids in encoded])
-            tokens = np.fromiter(
-                chain.from_iterable(chain(ids, end) for ids in encoded), recipe["dtype"], lengths.sum()
-            )
-            file.write(tokens.tobytes())
-            ends[first : first + len(portion)] = total + np.cumsum(lengths)
-            total = int(ends[first + len(portion) - 1])
-        _sync(file)
-    with open(docs_path.with_suffix(".npy.part"), "wb") as file:
-        np.save(file, ends)
-        _sync(file)
-    os.replace(bin_path.with_suffix(".bin.part"), bin_path)
-    os.replace(docs_path.with_suffix(".npy.part"), docs_path)
-    record = {
-        "name": name,
-        "tokens": total,
-        "documents": len(documents),
-        "characters": sum(map(len, documents)),
-        "sha256": file_hash(bin_path),
-        "documents_sha256": file_hash(docs_path),
-        "text_sha256": text.hexdigest(),
-    }
-    write_json(json_path, record | {"recipe": recipe})
-    return record
+    def _encode(self, documents: list[str]) -> tuple[list[int], np.ndarray]:
+        """(tokens of each document, all of them one after the other), end marks included."""
+        end = [] if self.recipe["end_id"] is None else [self.recipe["end_id"]]
+        encoded = [e.ids + end for e in self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)]
+        lengths = [len(ids) for ids in encoded]
+        return lengths, np.fromiter(chain.from_iterable(encoded), self.recipe["dtype"], sum(lengths))
 
 
 def _kept(bin_path: Path, docs_path: Path, json_path: Path, text: str, recipe: Record) -> Record | None:
