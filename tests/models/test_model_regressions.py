@@ -239,3 +239,22 @@ def test_seq2seq_inputs_that_do_not_fit_are_named() -> None:
         model(ids)
     with pytest.raises(ValueError, match="of the encoder's states"):
         model(encoder_outputs=model.get_encoder()(ids), attention_mask=mask[:, :4], decoder_input_ids=ids)
+
+
+def test_one_lookup_for_both_texts_is_two_lookups() -> None:
+    model = create_model("t5-v1.1-tiny", dropout=0.0)
+    ids, targets = torch.randint(3, 100, (2, 7)), torch.randint(3, 100, (2, 5))
+    table = model.get_input_embeddings().weight
+    grads = []
+    for inputs in (
+        {"input_ids": ids, "decoder_input_ids": targets},
+        {"inputs_embeds": table[ids], "decoder_inputs_embeds": table[targets]},
+        {"input_ids": ids.int(), "decoder_inputs_embeds": table[targets]},
+    ):
+        model.zero_grad()
+        model(**inputs, labels=targets).loss.backward()
+        grads.append(table.grad.clone())
+    torch.testing.assert_close(grads[0], grads[1])
+    torch.testing.assert_close(grads[0], grads[2])
+    with pytest.raises(ValueError, match=r"token id \d+ is outside 0 … 511"):
+        model(input_ids=ids, decoder_input_ids=targets + 600)

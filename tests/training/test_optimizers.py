@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tokenmix.models import create_model
 from tokenmix.training.config import OptimizerConfig, ScheduleConfig
-from tokenmix.training.optimizers import Adafactor, build_optimizer, decayed
+from tokenmix.training.optimizers import Adafactor, build_optimizer, clip, decayed
 from tokenmix.training.schedules import learning_rate
 
 
@@ -99,3 +99,21 @@ def test_frozen_parameters_are_left_out() -> None:
     assert [len(g["params"]) for g in build_optimizer(layer, OptimizerConfig()).param_groups] == [1]
     with pytest.raises(ValueError, match="freeze fewer"):
         build_optimizer(layer.requires_grad_(False), OptimizerConfig())
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+@pytest.mark.parametrize("most", [0.1, 1e6], ids=["clipped", "not clipped"])
+def test_clipping_inside_a_fused_step_is_clipping_before_it(name: str, most: float) -> None:
+    models = [nn.Linear(6, 4), nn.Linear(6, 4)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [build_optimizer(model, OptimizerConfig(name=name, lr=0.1)) for model in models]
+    for _ in range(3):
+        x = torch.randn(5, 6)
+        for model in models:
+            model(x).square().sum().backward()
+        norm = clip(optimizers[0], most)
+        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(models[1].parameters(), most))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.mixers.site import Site
+from tokenmix.ops.linear import Linear
 
 
 class Mixer(nn.Module):
@@ -115,7 +116,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def linear(site: Site, inputs: int, outputs: int, *, bias: bool | None = None) -> nn.Linear:
     """A linear layer with or without bias, as the site has it."""
-    return nn.Linear(inputs, outputs, bias=site.bias if bias is None else bias)
+    return Linear(inputs, outputs, bias=site.bias if bias is None else bias)
 
 
 def init_linear(layer: nn.Linear, site: Site, *, std: float | None = None) -> None:

@@ -283,6 +283,10 @@ class TokenmixModel(TokenmixPreTrainedModel):
                     "document_ids: a seq2seq model takes no packed documents; give it one pair of texts per row"
                 )
             encoder_hidden: list[Tensor] | None = [] if output_hidden_states else None
+            only_ids = all(t is None for t in (encoder_outputs, inputs_embeds, decoder_inputs_embeds))
+            if only_ids and _is_ids(input_ids) and _is_ids(decoder_input_ids):
+                inputs_embeds, decoder_inputs_embeds = self.embed.together(input_ids, decoder_input_ids)
+                input_ids = decoder_input_ids = None
             if encoder_outputs is None:
                 memory = self.encode(
                     input_ids,
@@ -349,6 +353,10 @@ class EncoderOf(nn.Module):
         hidden: list[Tensor] | None = [] if output_hidden_states else None
         states = self.owner.encode(input_ids, attention_mask, inputs_embeds, token_type_ids, hidden_states=hidden)
         return BaseModelOutputWithPast(last_hidden_state=states, hidden_states=_tuple(hidden))
+
+
+def _is_ids(ids: Tensor | None) -> bool:
+    return ids is not None and ids.dim() == 2 and ids.dtype in (torch.int32, torch.int64)
 
 
 def _tuple(states: list[Tensor] | None) -> tuple[Tensor, ...] | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.models.config import TokenmixConfig
+from tokenmix.ops.linear import Linear
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -30,7 +31,7 @@ class Embedding(nn.Module):
         self.segments = nn.Embedding(config.segments, d) if config.segments else None
         self.positions = nn.Embedding(config.max_length, d) if config.positions == "absolute" else None
         self.norm = nn.LayerNorm(d, eps=config.norm_eps) if config.embedding_norm else nn.Identity()
-        self.projection = nn.Linear(d, d) if config.embedding_projection else nn.Identity()
+        self.projection = Linear(d, d) if config.embedding_projection else nn.Identity()
 
     def reset_parameters(self) -> None:
         """Initial values by the body's convention."""
@@ -71,6 +72,14 @@ class Embedding(nn.Module):
             place = torch.arange(x.shape[1], device=x.device) if positions is None else positions
             x = x + sinusoids(place, x.shape[-1], x.dtype)
         return self.projection(self.norm(x))
+
+    def together(self, *ids: Tensor) -> list[Tensor]:
+        """Token vectors of several batches by one look-up: the table's gradient, as large as the table, is made once."""
+        row = torch.cat([part.flatten() for part in ids])
+        self._check(row, self.config.vocab_size, "token id", "vocab_size")
+        vectors = self.tokens(row)
+        parts = vectors.split([part.numel() for part in ids])
+        return [vector.view(*part.shape, -1) for part, vector in zip(ids, parts, strict=True)]
 
     @staticmethod
     def _check(ids: Tensor, size: int, what: str, name: str) -> None:

@@ -22,14 +22,15 @@ from tokenmix.models.cache import MixingCache
 from tokenmix.models.config import TokenmixConfig
 from tokenmix.models.losses import IGNORED, classification_loss, token_loss
 from tokenmix.ops.cross_entropy import linear_cross_entropy
+from tokenmix.ops.linear import Linear
 
 
-class Output(Head, nn.Linear):
+class Output(Head, Linear):
     """The output matrix onto the vocabulary or the labels."""
 
     def __init__(self, config: TokenmixConfig, outputs: int, *, bias: bool = False, std: float | None = None) -> None:
         self.std = std
-        nn.Linear.__init__(self, config.d_model, outputs, bias=bias)
+        Linear.__init__(self, config.d_model, outputs, bias=bias)
 
     def reset_parameters(self) -> None:
         std = self.in_features**-0.5 if self.std is None else self.std
@@ -228,7 +229,7 @@ class Transform(Head):
 
     def __init__(self, config: TokenmixConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.dense = Linear(config.d_model, config.d_model)
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.activation = ACTIVATIONS[config.head_activation]
 
@@ -285,7 +286,7 @@ class Pooler(Head):
 
     def __init__(self, config: TokenmixConfig) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.d_model, config.d_model)
+        self.dense = Linear(config.d_model, config.d_model)
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.dense.weight, std=0.02)

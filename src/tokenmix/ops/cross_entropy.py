@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.ops.kernels import usable
+from tokenmix.ops.linear import product
 
 BLOCK = 1 << 27  # logits that exist at once: 4,096 tokens of a 32,000-word vocabulary
 
@@ -51,12 +52,14 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(states.device.type):
         dtype = torch.get_autocast_dtype(states.device.type)
         states = states.to(dtype)
-    total = torch.ops.tokenmix.linear_cross_entropy(
-        states.flatten(0, -2), weight, bias, labels, ignore_index, label_smoothing, z_loss, keep
-    )[0]
     if count is None:
         count = (labels != ignore_index).sum().clamp_min(1)
-    return total / count
+    # a CPU waits for memory, so there the gradients are born with their factor; fp16 on a GPU would lose their digits
+    factor = torch.as_tensor(count, dtype=torch.float64).reciprocal() if states.device.type == "cpu" else None
+    total = torch.ops.tokenmix.linear_cross_entropy(
+        states.flatten(0, -2), weight, bias, labels, factor, ignore_index, label_smoothing, z_loss, keep
+    )[0]
+    return total / count if factor is None else total
 
 
 @torch.library.custom_op("tokenmix::linear_cross_entropy", mutates_args=())
@@ -65,23 +68,24 @@ def linear_cross_entropy_op(
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
+    factor: Tensor | None,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
     keep: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum over tokens, and its gradients for states, weight and bias; empty where `keep` says so."""
+    """`factor` times the sum over tokens, and its gradients for states, weight and bias; empty where `keep` says so."""
     if not states.is_cuda and not bool((real := labels != ignore_index).all()):
         # a CPU may look: what no label asks for (85% of a masked LM's tokens) is not computed at all
         total, d_some, d_weight, d_bias = _linear_cross_entropy(
-            states[real], weight, bias, labels[real], ignore_index, label_smoothing, z_loss, keep
+            states[real], weight, bias, labels[real], factor, ignore_index, label_smoothing, z_loss, keep
         )
         if not keep[0]:
             return total, d_some, d_weight, d_bias
         d_states = torch.zeros_like(states)
         d_states[real] = d_some
         return total, d_states, d_weight, d_bias
-    return _linear_cross_entropy(states, weight, bias, labels, ignore_index, label_smoothing, z_loss, keep)
+    return _linear_cross_entropy(states, weight, bias, labels, factor, ignore_index, label_smoothing, z_loss, keep)
 
 
 def _linear_cross_entropy(
@@ -89,6 +93,7 @@ def _linear_cross_entropy(
     weight: Tensor,
     bias: Tensor | None,
     labels: Tensor,
+    factor: Tensor | None,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
@@ -97,37 +102,46 @@ def _linear_cross_entropy(
     exact = torch.promote_types(states.dtype, torch.float32)
     tokens, vocabulary = states.shape[0], weight.shape[0]
     w = weight.to(states.dtype)
+    b = None if bias is None else bias.to(states.dtype)
     total = states.new_zeros((), dtype=exact)
     d_states = torch.empty_like(states) if keep[0] else states.new_empty(0)
-    d_weight = weight.new_zeros(weight.shape, dtype=exact) if keep[1] else weight.new_empty(0)
+    d_weight: Tensor | None = None
     d_bias = weight.new_zeros(vocabulary, dtype=exact) if keep[2] else weight.new_empty(0)
     rows = max(1, BLOCK // vocabulary // 128 * 128 or BLOCK // vocabulary)
     with torch.autocast(states.device.type, enabled=False):
         for first in range(0, tokens, rows):
             h, y = states[first : first + rows], labels[first : first + rows]
-            logits = h @ w.T if bias is None else torch.addmm(bias.to(h.dtype), h, w.T)
-            loss, d_logits = _rows(logits, y, ignore_index, label_smoothing, z_loss, any(keep))
+            logits = product(h, w, b)
+            loss, d_logits = _rows(logits, y, factor, ignore_index, label_smoothing, z_loss, any(keep))
             total += loss.sum()
             if keep[0]:
-                torch.mm(d_logits, w, out=d_states[first : first + rows])
+                d_states[first : first + rows] = product(d_logits, w.t())
             if keep[1]:
-                d_weight = _add_product(d_weight, d_logits, h)
+                d_weight = _add_product(d_weight, d_logits, h, exact)
             if keep[2]:
                 d_bias += d_logits.sum(0, dtype=exact)
+    if d_weight is None:
+        d_weight = weight.new_zeros(weight.shape if keep[1] else 0, dtype=exact)
     return total, d_states, d_weight.to(weight.dtype), d_bias.to(bias.dtype if bias is not None else weight.dtype)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def _add_product(total: Tensor | None, left: Tensor, right: Tensor, exact: torch.dtype) -> Tensor:
     """total + leftᵀ·right with a float32 sum over all tokens, whatever type the factors have."""
-    if left.dtype == total.dtype:
-        return total.addmm_(left.T, right)
-    if left.is_cuda:
-        return torch.addmm(total, left.T, right, out_dtype=total.dtype)
-    return total.addmm_(left.T.to(total.dtype), right.to(total.dtype))
+    if left.is_cuda and left.dtype != exact:
+        total = left.new_zeros(left.shape[1], right.shape[1], dtype=exact) if total is None else total
+        return torch.addmm(total, left.T, right, out_dtype=exact)
+    left, right = left.T.to(exact), right.to(exact)
+    return left @ right if total is None else total.addmm_(left, right)
 
 
 def _rows(
-    logits: Tensor, labels: Tensor, ignore_index: int, smoothing: float, z_loss: float, grad: bool
+    logits: Tensor,
+    labels: Tensor,
+    factor: Tensor | None,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    grad: bool,
 ) -> tuple[Tensor, Tensor]:
     """Each token's loss, and the gradient of their sum for the logits, in the logits' place where that is possible."""
     if logits.is_cuda and usable(logits):
@@ -137,25 +151,26 @@ def _rows(
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
     real = labels != ignore_index
     y = torch.where(real, labels, 0).unsqueeze(1)
-    log_z = torch.logsumexp(exact, 1)
-    loss = log_z - (1 - smoothing) * exact.gather(1, y).squeeze(1)
+    highest = exact.amax(1, keepdim=True)
+    wanted = (1 - smoothing) * exact.gather(1, y)
     if smoothing:
-        loss = loss - smoothing * exact.mean(1)
-    if z_loss:
-        loss = loss + z_loss * log_z.square()
+        wanted = wanted + smoothing * exact.mean(1, keepdim=True)
+    p = exact.sub_(highest).exp_()  # the logits are done with: their gradient takes their place
+    total = p.sum(1, keepdim=True)
+    log_z = total.log() + highest
+    token = real.unsqueeze(1).to(p.dtype) if factor is None else real.unsqueeze(1) * factor.to(p.dtype)
+    loss = torch.where(real.unsqueeze(1), token * (log_z - wanted + z_loss * log_z.square()), 0.0).squeeze(1)
     if not grad:
-        return torch.where(real, loss, 0.0), logits
-    p = exact.sub_(log_z.unsqueeze(1)).exp_()  # the logits are done with: their gradient takes their place
-    if z_loss:
-        p.mul_((1 + 2 * z_loss * log_z).unsqueeze(1))
+        return loss, logits
+    p.mul_(token * (1 + 2 * z_loss * log_z) / total)
     if smoothing:
-        p.sub_(smoothing / logits.shape[1])
-    p.scatter_add_(1, y, p.new_full((), smoothing - 1).expand_as(y))
-    return torch.where(real, loss, 0.0), p.masked_fill_(~real.unsqueeze(1), 0.0).to(logits.dtype)
+        p.sub_(token * (smoothing / logits.shape[1]))
+    p.scatter_add_(1, y, token * (smoothing - 1))
+    return loss, p.to(logits.dtype)
 
 
 @linear_cross_entropy_op.register_fake
-def _(states, weight, bias, labels, ignore_index, label_smoothing, z_loss, keep):
+def _(states, weight, bias, labels, factor, ignore_index, label_smoothing, z_loss, keep):
     return (
         states.new_empty((), dtype=torch.promote_types(states.dtype, torch.float32)),
         torch.empty_like(states) if keep[0] else states.new_empty(0),
@@ -171,13 +186,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 
 def _backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if g is None:
-        return (None,) * 8
-    # in float32: g is 1 / count, and a rounded g would scale every gradient
+        return (None,) * 9
+    plain = type(g) is Tensor and g.device.type == "cpu" and float(g) == 1  # as in loss.backward(): nothing to do
+    # in float32: g may be 1 / count, and a rounded g would scale every gradient
     grads = [
-        ((t.to(g.dtype) * g).to(t.dtype) if need else None)
+        (t if plain else (t.to(g.dtype) * g).to(t.dtype)) if need else None
         for t, need in zip(ctx.saved_tensors, ctx.needs_input_grad[:3], strict=True)
     ]
-    return *grads, None, None, None, None, None
+    return *grads, None, None, None, None, None, None
 
 
 linear_cross_entropy_op.register_autograd(_backward, setup_context=_setup)

@@ -41,6 +41,6 @@ class RMSNorm(nn.RMSNorm):
             return (unit * self.weight).to(x.dtype)
         plain = x.device.type != "cpu" or torch.compiler.is_compiling() or x.dim() < 2
         narrow = x.dtype in (torch.float16, torch.bfloat16)  # their sum of squares needs a wider type
-        if plain or narrow or not torch.is_grad_enabled():
+        if plain or narrow or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return super().forward(x)
         return _RmsNorm.apply(x, self.weight, self.eps)

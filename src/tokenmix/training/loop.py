@@ -28,7 +28,7 @@ from tokenmix.training.batches import Batch, Batches, split_rows
 from tokenmix.training.config import BudgetConfig, RunConfig
 from tokenmix.training.faults import TrainingFault, is_out_of_memory, memory_message, nonfinite_report
 from tokenmix.training.flops import StepFlops, peak_flops
-from tokenmix.training.optimizers import build_optimizer
+from tokenmix.training.optimizers import build_optimizer, clip
 from tokenmix.training.progress import Callback
 from tokenmix.training.schedules import learning_rate
 
@@ -245,12 +245,11 @@ class Trainer:
                 torch.manual_seed(seed)
         norm = None
         if self.config.optimizer.clip > 0:
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip, foreach=True)
+            norm = clip(self.optimizer, self.config.optimizer.clip)
             norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         healthy = loss.detach() if norm is None else loss.detach() + 0 * norm  # not finite if either is not
         if self.deferred:
             self.optimizer.found_inf = (~torch.isfinite(healthy)).float()  # type: ignore[attr-defined]
-            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
             self.optimizer.step()
         elif math.isfinite(float(healthy)):
             self.optimizer.step()

@@ -75,3 +75,18 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, lr: float | None 
     return torch.optim.AdamW(
         [group for group in groups if group["params"]], lr=lr, betas=config.betas, eps=config.eps, fused=not sharded
     )
+
+
+def clip(optimizer: torch.optim.Optimizer, most: float) -> Tensor:
+    """Scale the gradients so that their norm, which is returned, is at most `most`.
+
+    A fused optimizer divides by `grad_scale` as it reads the gradients: no pass over memory of its own.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not optimizer.defaults.get("fused"):
+        return nn.utils.clip_grad_norm_(parameters, most, foreach=True)
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+    scale = ((norm + 1e-6) / most).clamp(min=1.0)
+    unneeded = norm.device.type == "cpu" and float(scale) == 1.0  # a CPU may look
+    optimizer.grad_scale = None if unneeded else scale  # type: ignore[attr-defined]
+    return norm
