@@ -34,7 +34,7 @@ def test_whole_models_compile_to_one_graph(body, layer):
         ids = torch.randint(2, 40, (3, 9))
         mask = torch.ones_like(ids)
         mask[1, 6:] = 0
-        given = dict(input_ids=ids, attention_mask=mask, labels=ids)
+        given = dict(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
     expected = model(**given).loss
     expected.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}

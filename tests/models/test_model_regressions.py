@@ -258,3 +258,31 @@ def test_one_lookup_for_both_texts_is_two_lookups() -> None:
     torch.testing.assert_close(grads[0], grads[2])
     with pytest.raises(ValueError, match=r"token id \d+ is outside 0 … 511"):
         model(input_ids=ids, decoder_input_ids=targets + 600)
+
+
+@pytest.mark.parametrize("layer", ["dot | mlp", "random + dot | geglu", "gmlp", "dot | remix", "fourier | mlp"])
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_training_computes_nothing_for_padding_and_learns_the_same(
+    layer: str, norm_position: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TokenmixConfig(
+        body="encoder", layer=layer, d_model=16, d_ff=32, heads=2, layers=2, vocab_size=50, norm_position=norm_position
+    )
+    model = create_model(config, head="masked_lm").train()
+    ids = torch.randint(3, 50, (3, 8))
+    mask = torch.arange(8) < torch.tensor([[8], [3], [5]])
+    given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~mask, -100)}
+    seen: list[int] = []
+    for module in model.modules():
+        if getattr(module, "mixes", True) is False:
+            module.register_forward_hook(lambda _, inputs, out: seen.append(out.shape[:-1].numel()))
+    results = []
+    for _ in range(2):
+        model.zero_grad()
+        out = model(**given)
+        out.loss.backward()
+        results.append((out.loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
+        assert seen == [16 if len(results) == 1 else 24] * len(seen)
+        seen.clear()
+        monkeypatch.setattr("tokenmix.models.stack.real_rows", lambda mask: None)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)

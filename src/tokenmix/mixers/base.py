@@ -24,6 +24,9 @@ from tokenmix.ops.linear import Linear
 class Mixer(nn.Module):
     """Base class of all mixers; see the module's docstring for the interface."""
 
+    mixes = True  #: whether a token's output depends on other tokens
+    sees_padding = False  #: whether it depends on padding
+
     def forward(
         self,
         x: Tensor,

@@ -29,6 +29,8 @@ class Mlp(Channel):
 
 
 class _Mlp(Mixer):
+    mixes = False
+
     def __init__(self, spec: Mlp, site: Site) -> None:
         super().__init__()
         self.site, self.activation = site, ACTIVATIONS[spec.activation]
@@ -54,6 +56,8 @@ class Geglu(Channel):
 
 
 class _Geglu(Mixer):
+    mixes = False
+
     def __init__(self, site: Site) -> None:
         super().__init__()
         self.site = site
@@ -117,5 +121,7 @@ class BagOfWords(Channel):
 
 
 class _BagOfWords(Mixer):
+    mixes = False
+
     def forward(self, x: Tensor, mask: Tensor | None = None, **_: Any) -> Tensor:
         return x * 0.0

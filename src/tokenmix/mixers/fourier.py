@@ -33,7 +33,7 @@ class _Fourier(Mixer):
         super().__init__()
         if site.causal:
             raise not_causal("fourier", "every output is a sum over all positions")
-        self.masks = spec.padding == "mask"
+        self.sees_padding = spec.padding == "include"
 
     def forward(
         self,
@@ -47,7 +47,7 @@ class _Fourier(Mixer):
         if x.numel() == 0:
             return x
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        if mask is None or not self.masks:
+        if mask is None or self.sees_padding:
             if record is not None:
                 record["mixing"] = self._basis(torch.ones(1, x.shape[1], device=x.device, dtype=torch.bool), wide)[0][
                     :, None

@@ -32,10 +32,16 @@ class Residual(nn.Module):
         self.post_norm, self.drop_path = site.post_norm, site.drop_path
         self.dropout = nn.Dropout(site.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, **context: Any) -> Tensor:
-        if self.post_norm:
-            return self.norm(x + self._drop_path(self.dropout(self.mixer(x, mask, **context))))
-        return x + self._drop_path(self.dropout(self.mixer(self.norm(x), mask, **context)))
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, rows: Tensor | None = None, **context: Any) -> Tensor:
+        """`rows` are the real tokens of x [batch · length, d_model]: what does not mix leaves out the padding."""
+        if rows is not None and not self.mixer.mixes and not self.drop_path:
+            flat = x.flatten(0, 1)
+            some = flat.index_select(0, rows)
+            y = self.dropout(self.mixer(some if self.post_norm else self.norm(some)))
+            x = flat.index_add(0, rows, y.to(x.dtype)).view_as(x)
+        else:
+            x = x + self._drop_path(self.dropout(self.mixer(x if self.post_norm else self.norm(x), mask, **context)))
+        return self.norm(x) if self.post_norm else x
 
     def _drop_path(self, y: Tensor) -> Tensor:
         if not self.drop_path or not self.training:
@@ -65,15 +71,28 @@ class ResidualLayer(nn.ModuleList):
         bias: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
+        rows: Tensor | None = None,
         slots: Sequence[Slot] | None = None,
         records: Sequence[dict[str, Tensor]] | None = None,
     ) -> Tensor:
-        """Arguments as of a mixer; `slots` and `records` hold one per sublayer."""
+        """Arguments as of a mixer; `slots` and `records` hold one per sublayer; `rows` as `real_rows` gives them."""
         for j, sublayer in enumerate(self):
             slot = None if slots is None else slots[j]
             record = None if records is None else records[j]
             if j == self.cross_at:
                 x = sublayer(x, memory_mask, memory=memory, slot=slot, record=record)
             else:
-                x = sublayer(x, mask, bias=bias, slot=slot, record=record)
+                x = sublayer(x, mask, bias=bias, rows=rows, slot=slot, record=record)
         return x
+
+
+def real_rows(mask: Tensor | None) -> Tensor | None:
+    """Which of all batch · length tokens are real, for training that computes nothing for the others.
+
+    None where there is hardly any padding, and where it costs more than it saves: a CPU takes any number of rows, but
+    compiled graphs and GPUs want fixed shapes.
+    """
+    if mask is None or mask.device.type != "cpu" or torch.compiler.is_compiling() or type(mask) is not Tensor:
+        return None
+    rows = mask.flatten().nonzero().squeeze(1)
+    return rows if 0 < len(rows) <= 0.95 * mask.numel() else None

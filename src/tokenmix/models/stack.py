@@ -13,7 +13,7 @@ from tokenmix.mixers import Expression, Site
 from tokenmix.mixers.attention import Attention
 from tokenmix.mixers.expression import Mix, Term
 from tokenmix.mixers.relative import RelativeBias
-from tokenmix.mixers.residual import Residual, ResidualLayer, make_norm
+from tokenmix.mixers.residual import Residual, ResidualLayer, make_norm, real_rows
 from tokenmix.models.cache import MixingCache
 
 
@@ -67,6 +67,7 @@ class Stack(nn.Module):
         self.final_norm = nn.Identity() if site.post_norm else make_norm(site)
         self.dropout = nn.Dropout(site.dropout)
         self.gradient_checkpointing = False
+        self.skips_padding = not any(getattr(module, "sees_padding", False) for module in self.modules())
 
     def forward(
         self,
@@ -84,10 +85,11 @@ class Stack(nn.Module):
         if self.relative is not None:
             bias = self.relative(x.shape[1], cache.slot(f"{self.name}.relative") if cache is not None else None)
         x = self.dropout(_in_compute_dtype(x))
+        rows = real_rows(mask) if self.training and self.skips_padding else None
         for i, layer in enumerate(self.layers):
             if hidden_states is not None:
                 hidden_states.append(x)
-            context: dict[str, Any] = {"bias": bias, "memory": memory, "memory_mask": memory_mask}
+            context: dict[str, Any] = {"bias": bias, "memory": memory, "memory_mask": memory_mask, "rows": rows}
             if cache is not None:
                 context["slots"] = [cache.slot(f"{self.name}.{i}.{j}") for j in range(len(self.labels))]
             if records is not None:
