@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tokenmix.mixers.base import ACTIVATIONS, Mixer, Slot, init_linear, linear, masked, shift_window
 from tokenmix.mixers.expression import Sublayer, one_of, option, register, whole
 from tokenmix.mixers.site import Site
+from tokenmix.ops.linear import gelu_linear
 
 
 class Channel(Sublayer):
@@ -72,7 +73,7 @@ class _Geglu(Mixer):
             init_linear(layer, self.site)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **_: Any) -> Tensor:
-        return self.w3(self.dropout(nn.functional.gelu(self.w1(x), approximate="tanh") * self.w2(x)))
+        return self.w3(self.dropout(gelu_linear(self.w1, x, approximate="tanh") * self.w2(x)))
 
 
 @register("conv_relu")

@@ -7,6 +7,7 @@ Y = s(Z) V                            gMLP, Eq. 1–4
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from tokenmix.mixers.base import Mixer, Slot, init_linear, linear, mix_rows
 from tokenmix.mixers.expression import Sublayer, flag, one_of, option, register, whole
 from tokenmix.mixers.site import Site
 from tokenmix.ops import Gate, attend, persist, persist_toeplitz, reference, toeplitz
+from tokenmix.ops.linear import gelu_linear
 
 
 @register("gmlp")
@@ -78,8 +80,7 @@ class GmlpBlock(Mixer):
         record: dict[str, Tensor] | None = None,
         **_: Any,
     ) -> Tensor:
-        z = nn.functional.gelu(self.u(x))
-        z1, z2 = z.chunk(2, -1) if self.spec.gate == "split" else (z, z)
+        z1, z2 = self._halves(x) if self.spec.gate == "split" else (gelu_linear(self.u, x),) * 2
         z2 = self.norm(z2)
         tiny = None if self.attention is None else self.attention(x, mask, slot=slot, record=record)
         if slot is not None and not slot.fresh:
@@ -99,6 +100,13 @@ class GmlpBlock(Mixer):
                 f = self._project(z2, seen) + b[:, None]
                 s = self._gate(z1, f if tiny is None else f + tiny)
         return self.v(self.dropout(s))
+
+    def _halves(self, x: Tensor) -> Sequence[Tensor]:
+        """Z₁ and Z₂ of Z = gelu(X U). A CPU makes them one by one, since cutting costs a copy and joining a pass back."""
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
+            return gelu_linear(self.u, x).chunk(2, -1)
+        half = self.u.out_features // 2
+        return [gelu_linear(self.u, x, rows=rows) for rows in (slice(half), slice(half, None))]
 
     def _project(self, z: Tensor, mask: Tensor | None, epilogue: Gate | None = None) -> Tensor:
         """epilogue(W z); a Toeplitz W over a long sequence is never built."""

@@ -17,6 +17,7 @@ from tokenmix.mixers.base import Mixer, Slot, glorot_, init_linear, linear, mix_
 from tokenmix.mixers.expression import Sublayer, between, flag, one_of, option, register, whole
 from tokenmix.mixers.site import Site
 from tokenmix.ops import Compose, persist, reference, toeplitz
+from tokenmix.ops.linear import gelu_linear
 
 
 @register("remix")
@@ -87,8 +88,7 @@ class RemixBlock(Mixer):
         record: dict[str, Tensor] | None = None,
         **_: Any,
     ) -> Tensor:
-        gelu = nn.functional.gelu(self.w1(x), approximate="tanh")
-        x1 = gelu * self.w2(x)  # X' = σ_g(X W₁) ⊙ X W₂
+        x1 = gelu_linear(self.w1, x, approximate="tanh") * self.w2(x)  # X' = σ_g(X W₁) ⊙ X W₂
         remembered = slot.append("x1", x1) if slot is not None else x1
         compose = Compose(self._alpha(x1)) if self.spec.compose is True else None
         if slot is not None and not slot.fresh:

@@ -155,14 +155,13 @@ def _rows(
     wanted = (1 - smoothing) * exact.gather(1, y)
     if smoothing:
         wanted = wanted + smoothing * exact.mean(1, keepdim=True)
-    p = exact.sub_(highest).exp_()  # the logits are done with: their gradient takes their place
-    total = p.sum(1, keepdim=True)
-    log_z = total.log() + highest
+    p = torch.softmax(exact, 1, out=exact) if exact.device.type == "cpu" else torch.softmax(exact, 1)  # in their place
+    log_z = highest - p.amax(1, keepdim=True).log()  # max p = exp(0) / Σ exp(logits − highest)
     token = real.unsqueeze(1).to(p.dtype) if factor is None else real.unsqueeze(1) * factor.to(p.dtype)
     loss = torch.where(real.unsqueeze(1), token * (log_z - wanted + z_loss * log_z.square()), 0.0).squeeze(1)
     if not grad:
         return loss, logits
-    p.mul_(token * (1 + 2 * z_loss * log_z) / total)
+    p.mul_(token * (1 + 2 * z_loss * log_z))
     if smoothing:
         p.sub_(token * (smoothing / logits.shape[1]))
     p.scatter_add_(1, y, token * (smoothing - 1))

@@ -37,6 +37,23 @@ def fast(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 _PLAIN = (Tensor, nn.Parameter)
 
 
+def gelu_linear(layer: nn.Linear, x: Tensor, *, approximate: str = "none", rows: slice | None = None) -> Tensor:
+    """gelu(x Wᵀ + b), on a CPU without gradients in one pass; `rows` of W and b alone, where given."""
+    weight: Tensor = layer.weight if rows is None else layer.weight[rows]
+    bias: Tensor | None = layer.bias if rows is None or layer.bias is None else layer.bias[rows]
+    if not torch.is_grad_enabled() and fast(x, weight, bias):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "gelu", [], approximate)
+    y = layer(x) if rows is None else linear(x, weight, bias)
+    return nn.functional.gelu(y, approximate=approximate)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b with gradients."""
+    if x.dim() < 2 or not fast(x, weight, bias):
+        return nn.functional.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias)
+
+
 class _Linear(torch.autograd.Function):
     """y = x Wᵀ + b.   dx = g W,  dW = gᵀ x,  db = Σ g"""
 
@@ -62,6 +79,4 @@ class Linear(nn.Linear):
     """`nn.Linear`, faster for large products in float32 on a CPU; everywhere else PyTorch's own."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() < 2 or not fast(x, self.weight, self.bias):
-            return super().forward(x)
-        return _Linear.apply(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.ops import reference
-from tokenmix.ops.epilogue import Epilogue, Gate
+from tokenmix.ops.epilogue import Compose, Epilogue, Gate
 from tokenmix.ops.kernels import usable
 
 FLOOR = -80.0  # exp(−80) is still a normal float32 and bf16 number
@@ -67,6 +67,9 @@ def persist(
     elif mask is None:
         w = torch.softmax(w if triangle is None else w.masked_fill(~triangle, float("-inf")), -1)
         s = shared_matmul(_drop(w, dropout).to(x.dtype), seen)
+    elif x.device.type == "cpu" and heads == 1 and queries <= x.shape[-1] and keys and not dropout:
+        # a CPU waits for memory: a matrix per example is smaller than x, which then is read once
+        s = torch.bmm(reference.persistent_weights(w, mask, causal)[:, 0].to(x.dtype), x)
     else:
         # softmax over the real tokens = (E·(m ⊙ x)) / (E·m),  E = exp(H − rowmax)
         w = w if triangle is None else w.masked_fill(~triangle, float("-inf"))
@@ -81,7 +84,7 @@ def persist(
             )
         s = shared_matmul(_drop(e, dropout), seen.to(e.dtype)).unflatten(-1, (heads, -1))
         s = (s * torch.where(total > 0, 1 / total.clamp_min(VANISHING), 0.0).unsqueeze(-1)).flatten(-2).to(x.dtype)
-    return reference.apply_epilogue(s, x, epilogue)
+    return _finish(s, x, epilogue)
 
 
 def _on_kernels(
@@ -151,6 +154,34 @@ def _product(w: Tensor, x: Tensor) -> Tensor:
     if heads == 1:
         return torch.bmm(w.expand(x.shape[0], -1, -1), x)
     return torch.einsum("hij,bjhd->bihd", w, x.unflatten(-1, (heads, -1))).flatten(-2)
+
+
+def _finish(s: Tensor, x: Tensor, epilogue: Epilogue | None) -> Tensor:
+    """The epilogue in few passes over memory, in place where nobody will ask for s again."""
+    eager = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    match epilogue:
+        case Gate(u, bias, addend) if not torch.is_grad_enabled() and s.dtype == u.dtype:
+            f = s if bias is None else s.add_(bias[:, None])
+            return (f if addend is None else f.add_(addend)).mul_(u)
+        case Compose(float(alpha)) if eager and s.dtype == x.dtype:
+            return _Compose.apply(s, x, alpha)
+    return reference.apply_epilogue(s, x, epilogue)
+
+
+class _Compose(torch.autograd.Function):
+    """y = α s x + (1 − α)(x − s).   ds = g (α x − (1 − α)),  dx = g (α s + (1 − α))"""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, x: Tensor, alpha: float) -> Tensor:
+        ctx.save_for_backward(s, x)
+        ctx.alpha = alpha
+        return (x - s).mul_(1 - alpha).addcmul_(s, x, value=alpha)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        (s, x), alpha = ctx.saved_tensors, ctx.alpha
+        plain = grad * (1 - alpha)
+        return torch.addcmul(-plain, grad, x, value=alpha), plain.addcmul_(grad, s, value=alpha), None
 
 
 def _drop(w: Tensor, dropout: float) -> Tensor:

@@ -80,13 +80,13 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, lr: float | None 
 def clip(optimizer: torch.optim.Optimizer, most: float) -> Tensor:
     """Scale the gradients so that their norm, which is returned, is at most `most`.
 
-    A fused optimizer divides by `grad_scale` as it reads the gradients: no pass over memory of its own.
+    No pass over memory is made for it where none is needed: a CPU looks whether the norm is larger at all, and on a GPU
+    the fused optimizer divides by `grad_scale` as it reads the gradients.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not optimizer.defaults.get("fused"):
-        return nn.utils.clip_grad_norm_(parameters, most, foreach=True)
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
-    scale = ((norm + 1e-6) / most).clamp(min=1.0)
-    unneeded = norm.device.type == "cpu" and float(scale) == 1.0  # a CPU may look
-    optimizer.grad_scale = None if unneeded else scale  # type: ignore[attr-defined]
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in parameters], foreach=True)
+    if norm.device.type == "cuda" and optimizer.defaults.get("fused"):
+        optimizer.grad_scale = ((norm + 1e-6) / most).clamp(min=1.0)  # type: ignore[attr-defined]
+    elif norm.device.type != "cpu" or not norm <= most:  # NaN too
+        nn.utils.clip_grads_with_norm_(parameters, most, norm, foreach=True)
     return norm
