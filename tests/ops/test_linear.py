@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tokenmix.ops import linear as module
-from tokenmix.ops.linear import Linear, fast, product
+from tokenmix.ops.linear import Linear, fast, gelu_linear, product
 
 available = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch comes without oneDNN")
 
@@ -46,19 +46,48 @@ def test_output_and_every_gradient(bias: bool, shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
+LAYOUTS = {
+    "transposed": lambda: torch.randn(24, 6).t(),
+    "strided": lambda: torch.randn(6, 48)[:, ::2],
+    "expanded": lambda: torch.randn(1, 24).expand(6, 24),
+    "one number": lambda: torch.randn(()).expand(6, 24),
+    "rows apart": lambda: torch.randn(6, 30)[:, 3:27],
+}
+
+
 @available
-@pytest.mark.parametrize("layout", ["transposed", "strided", "expanded"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_views_of_any_layout(layout: str) -> None:
+    x = LAYOUTS[layout]()
     ours, theirs = pair(bias=True)
-    x = {
-        "transposed": torch.randn(24, 6).t(),
-        "strided": torch.randn(6, 48)[:, ::2],
-        "expanded": torch.randn(1, 24).expand(6, 24),
-    }[layout]
-    y = ours(x)
-    torch.testing.assert_close(y.double(), theirs(x.double()), rtol=1e-5, atol=1e-6)
-    (grad,) = torch.autograd.grad(y.sum(), ours.weight)  # an expanded gradient
-    torch.testing.assert_close(grad, x.sum(0).expand(40, 24), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours(x).double(), theirs(x.double()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(product(x, ours.weight), x @ ours.weight.t(), rtol=1e-5, atol=1e-5)
+    back = Linear(40, 24)  # the same view as a gradient
+    y = torch.randn(6, 40, requires_grad=True)
+    dy, dw = torch.autograd.grad(back(y), (y, back.weight), x)
+    torch.testing.assert_close(dy, x @ back.weight, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dw, x.t() @ y, rtol=1e-5, atol=1e-5)
+
+
+@available
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("rows", [None, slice(0, 16), slice(16, None)], ids=["all", "first", "rest"])
+def test_gelu_in_the_same_pass(approximate: str, rows: slice | None) -> None:
+    ours, theirs = pair(bias=True)
+    x = torch.randn(3, 5, 24)
+    right = nn.functional.gelu(theirs(x.double()), approximate=approximate)[..., rows or slice(None)]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            gelu_linear(ours, x, approximate=approximate, rows=rows).double(), right, rtol=1e-4, atol=1e-5
+        )
+    y = gelu_linear(ours, x, approximate=approximate, rows=rows)
+    torch.testing.assert_close(y.double(), right, rtol=1e-5, atol=1e-6)
+    for got, want in zip(
+        torch.autograd.grad(y.sum(), tuple(ours.parameters())),
+        torch.autograd.grad(right.sum(), tuple(theirs.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
 
 
 @available
