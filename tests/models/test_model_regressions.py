@@ -260,29 +260,75 @@ def test_one_lookup_for_both_texts_is_two_lookups() -> None:
         model(input_ids=ids, decoder_input_ids=targets + 600)
 
 
-@pytest.mark.parametrize("layer", ["dot | mlp", "random + dot | geglu", "gmlp", "dot | remix", "fourier | mlp"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "dot | mlp", "random + dot | geglu", "fourier | mlp", "gmlp", 'gmlp(gate="additive", toeplitz=True)',
+        "gmlp(attention=8) | mlp", "dot | remix", 'dot | remix(alpha="gate", heads=2, compose="gated")',
+        "dot | remix(literal=True, toeplitz=True)",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_training_computes_nothing_for_padding_and_learns_the_same(
-    layer: str, norm_position: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_computes_nothing_for_padding_and_learns_the_same(layer: str, norm_position: str) -> None:
+    model, given = padded_batch(layer, norm_position=norm_position)
+    seen = tokens_of(model)
+    results = []
+    for tokens, options in ((16, {"return_logits": False}), (24, {})):
+        model.zero_grad()
+        out = model(**given, **options)
+        out.loss.backward()
+        results.append((out.loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
+        assert seen == [tokens] * 2  # one in each of two layers
+        seen.clear()
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", ['gmlp(padding="include") | mlp', 'fourier(padding="include") | mlp'])
+def test_what_looks_at_padding_finds_it_computed(layer: str) -> None:
+    model, given = padded_batch(layer)
+    right = model(**given).loss
+    torch.testing.assert_close(model(**given, return_logits=False).loss, right)
+    model.model.encoder.sees_padding = False
+    assert abs(model(**given, return_logits=False).loss - right) > 1e-4  # it would be noticed
+
+
+def test_padding_that_somebody_reads_is_computed() -> None:
+    model, given = padded_batch("dot | geglu")
+    seen = tokens_of(model)
+    everywhere = given | {"labels": given["input_ids"]}
+    right = model(**everywhere).loss  # with logits
+    torch.testing.assert_close(model(**everywhere, return_logits=False).loss, right)  # labels at padding
+    model(**given, return_logits=False, output_hidden_states=True)
+    model.model(given["input_ids"], given["attention_mask"])
+    model.eval()(**given, return_logits=False)
+    assert set(seen) == {24}
+
+
+def test_a_language_model_whose_padding_stands_before_the_text_predicts_its_first_word() -> None:
+    model = create_model("gmlp-tiny", body="decoder", layer="dot | geglu", dropout=0.0).train()
+    ids = torch.randint(3, 50, (2, 8))
+    mask = torch.arange(8) >= torch.tensor([[0], [3]])
+    given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~mask, -100)}
+    torch.testing.assert_close(model(**given, return_logits=False).loss, model(**given).loss)
+
+
+def tokens_of(model: Any) -> list[int]:
+    """How many tokens each sublayer that could leave out padding was given; grows with every call of the model."""
+    seen: list[int] = []
+    for module in model.modules():
+        if getattr(module, "by_rows", False):
+            module.register_forward_hook(lambda _, inputs, out: seen.append(out.shape[:-1].numel()))
+    return seen
+
+
+def padded_batch(layer: str, **options: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     config = TokenmixConfig(
-        body="encoder", layer=layer, d_model=16, d_ff=32, heads=2, layers=2, vocab_size=50, norm_position=norm_position
+        body="encoder", layer=layer, d_model=16, d_ff=32, heads=2, layers=2, vocab_size=50, dropout=0.0, **options
     )
-    model = create_model(config, head="masked_lm").train()
     ids = torch.randint(3, 50, (3, 8))
     mask = torch.arange(8) < torch.tensor([[8], [3], [5]])
     given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~mask, -100)}
-    seen: list[int] = []
-    for module in model.modules():
-        if getattr(module, "mixes", True) is False:
-            module.register_forward_hook(lambda _, inputs, out: seen.append(out.shape[:-1].numel()))
-    results = []
-    for _ in range(2):
-        model.zero_grad()
-        out = model(**given)
-        out.loss.backward()
-        results.append((out.loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
-        assert seen == [16 if len(results) == 1 else 24] * len(seen)
-        seen.clear()
-        monkeypatch.setattr("tokenmix.models.stack.real_rows", lambda mask: None)
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+    model = create_model(config, head="masked_lm").train()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)  # a gate that starts shut would hide what goes through it
+    return model, given

@@ -9,6 +9,8 @@ import sys
 
 import typer
 
+from tokenmix.memory import keep_freed_memory
+
 app = typer.Typer(
     name="tokenmix",
     no_args_is_help=True,
@@ -37,6 +39,7 @@ def load_commands() -> None:
 
 def main() -> None:
     """Entry point. A mistake of the user is answered in one readable line, a bug with a traceback."""
+    keep_freed_memory()
     load_commands()
     try:
         app()

@@ -5,7 +5,8 @@ A mixer is a plain `nn.Module` from x [batch, length, d_model] to the same shape
 - `mask` [batch, length], True for real tokens; the output at real tokens does not depend on padding;
 - `bias` [heads, length, length], a position bias shared by all layers (attention only);
 - `slot`, the memory of incremental decoding: x then holds the new tokens alone;
-- `record`, a dict that receives the mixing matrices, for figures.
+- `record`, a dict that receives the mixing matrices, for figures;
+- `rows`, where it says that it takes them: x and the output then hold the real tokens alone, [tokens, d_model].
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tokenmix.ops.linear import Linear
 class Mixer(nn.Module):
     """Base class of all mixers; see the module's docstring for the interface."""
 
-    mixes = True  #: whether a token's output depends on other tokens
+    by_rows = False  #: whether it also takes the real tokens alone, x [tokens, d_model], with their places as `rows`
     sees_padding = False  #: whether it depends on padding
 
     def forward(

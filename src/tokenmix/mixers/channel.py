@@ -30,7 +30,7 @@ class Mlp(Channel):
 
 
 class _Mlp(Mixer):
-    mixes = False
+    by_rows = True
 
     def __init__(self, spec: Mlp, site: Site) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Geglu(Channel):
 
 
 class _Geglu(Mixer):
-    mixes = False
+    by_rows = True
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class BagOfWords(Channel):
 
 
 class _BagOfWords(Mixer):
-    mixes = False
+    by_rows = True
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **_: Any) -> Tensor:
         return x * 0.0

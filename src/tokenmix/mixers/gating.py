@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tokenmix.mixers.base import Mixer, Slot, init_linear, linear, mix_rows
 from tokenmix.mixers.expression import Sublayer, flag, one_of, option, register, whole
+from tokenmix.mixers.rows import Rows
 from tokenmix.mixers.site import Site
 from tokenmix.ops import Gate, attend, persist, persist_toeplitz, reference, toeplitz
 from tokenmix.ops.linear import gelu_linear
@@ -55,6 +56,7 @@ class GmlpBlock(Mixer):
         self.weight = nn.Parameter(torch.empty(2 * n - 1) if spec.toeplitz else torch.empty(n, n))
         self.bias = nn.Parameter(torch.empty(n))
         self.attention = TinyAttention(spec.attention, self.width, site) if spec.attention else None
+        self.by_rows, self.sees_padding = self.attention is None, spec.padding == "include"
         self.dropout = nn.Dropout(site.inner_dropout)
         self.reset_parameters()
 
@@ -78,10 +80,13 @@ class GmlpBlock(Mixer):
         *,
         slot: Slot | None = None,
         record: dict[str, Tensor] | None = None,
+        rows: Rows | None = None,
         **_: Any,
     ) -> Tensor:
         z1, z2 = self._halves(x) if self.spec.gate == "split" else (gelu_linear(self.u, x),) * 2
         z2 = self.norm(z2)
+        if rows is not None:
+            z1, z2 = rows.spread(z1), rows.spread(z2)
         tiny = None if self.attention is None else self.attention(x, mask, slot=slot, record=record)
         if slot is not None and not slot.fresh:
             f = mix_rows(self.matrix(slot.span)[None], slot.append("z2", z2), slot, softmax=False)
@@ -90,16 +95,16 @@ class GmlpBlock(Mixer):
         else:
             if slot is not None:
                 slot.append("z2", z2)
-            b, seen = self.bias[: x.shape[1]], mask if self.spec.padding == "mask" else None
+            b, seen = self.bias[: z2.shape[1]], None if self.sees_padding else mask
             if record is not None:
-                w = self.matrix(x.shape[1])
+                w = self.matrix(z2.shape[1])
                 record["mixing"] = reference.persistent_weights(w, seen, self.site.causal, softmax=False)
             if self.spec.gate in ("split", "multiplicative"):  # s(Z) = Z₁ ⊙ (W Z₂ + b)
                 s = self._project(z2, seen, Gate(z1, b, tiny))
             else:
                 f = self._project(z2, seen) + b[:, None]
                 s = self._gate(z1, f if tiny is None else f + tiny)
-        return self.v(self.dropout(s))
+        return self.v(self.dropout(s if rows is None else rows.gather(s)))
 
     def _halves(self, x: Tensor) -> Sequence[Tensor]:
         """Z₁ and Z₂ of Z = gelu(X U). A CPU makes them one by one, since cutting costs a copy and joining a pass back."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tokenmix.mixers.base import Mixer, Slot, glorot_, init_linear, linear, mix_rows
 from tokenmix.mixers.expression import Sublayer, between, flag, one_of, option, register, whole
+from tokenmix.mixers.rows import Rows
 from tokenmix.mixers.site import Site
 from tokenmix.ops import Compose, persist, reference, toeplitz
 from tokenmix.ops.linear import gelu_linear
@@ -43,6 +44,8 @@ class Remix(Sublayer):
 
 class RemixBlock(Mixer):
     """See the equations above."""
+
+    by_rows = True
 
     def __init__(self, spec: Remix, site: Site) -> None:
         super().__init__()
@@ -86,16 +89,19 @@ class RemixBlock(Mixer):
         *,
         slot: Slot | None = None,
         record: dict[str, Tensor] | None = None,
+        rows: Rows | None = None,
         **_: Any,
     ) -> Tensor:
         x1 = gelu_linear(self.w1, x, approximate="tanh") * self.w2(x)  # X' = σ_g(X W₁) ⊙ X W₂
+        if rows is not None:
+            x1 = rows.spread(x1)
         remembered = slot.append("x1", x1) if slot is not None else x1
         compose = Compose(self._alpha(x1)) if self.spec.compose is True else None
         if slot is not None and not slot.fresh:
             xs = mix_rows(self.matrix(slot.span), remembered, slot, softmax=True)
             xc = reference.apply_epilogue(xs, x1, compose)
         else:
-            h = self.matrix(x.shape[1])
+            h = self.matrix(x1.shape[1])
             if record is not None:
                 record["mixing"] = reference.persistent_weights(h, mask, self.site.causal)
             dropout = self.spec.dropout if self.training else 0.0
@@ -104,6 +110,8 @@ class RemixBlock(Mixer):
             g = torch.sigmoid(self.gate(x1))  # between X_C and X_S
             xs, xc = xc, reference.apply_epilogue(xc, x1, Compose(self._alpha(x1)))
             xc = g * xc + (1 - g) * xs
+        if rows is not None:
+            x1, xc = rows.gather(x1), rows.gather(xc)
         y = self.w3(self.dropout(xc))
         return y + x1 if self.spec.literal else y
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.mixers.base import Slot
+from tokenmix.mixers.rows import Rows
 from tokenmix.mixers.site import Site
 from tokenmix.ops.norm import RMSNorm
 
@@ -32,13 +33,12 @@ class Residual(nn.Module):
         self.post_norm, self.drop_path = site.post_norm, site.drop_path
         self.dropout = nn.Dropout(site.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, rows: Tensor | None = None, **context: Any) -> Tensor:
-        """`rows` are the real tokens of x [batch · length, d_model]: what does not mix leaves out the padding."""
-        if rows is not None and not self.mixer.mixes and not self.drop_path:
-            flat = x.flatten(0, 1)
-            some = flat.index_select(0, rows)
-            y = self.dropout(self.mixer(some if self.post_norm else self.norm(some)))
-            x = flat.index_add(0, rows, y.to(x.dtype)).view_as(x)
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, rows: Rows | None = None, **context: Any) -> Tensor:
+        """With `rows`, a mixer that can do so gets the real tokens alone."""
+        if rows is not None and self.mixer.by_rows and not self.drop_path:
+            some = rows.gather(x)
+            y = self.mixer(some if self.post_norm else self.norm(some), mask, rows=rows, **context)
+            x = rows.add(x, self.dropout(y))
         else:
             x = x + self._drop_path(self.dropout(self.mixer(x if self.post_norm else self.norm(x), mask, **context)))
         return self.norm(x) if self.post_norm else x
@@ -71,7 +71,7 @@ class ResidualLayer(nn.ModuleList):
         bias: Tensor | None = None,
         memory: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        rows: Tensor | None = None,
+        rows: Rows | None = None,
         slots: Sequence[Slot] | None = None,
         records: Sequence[dict[str, Tensor]] | None = None,
     ) -> Tensor:
@@ -84,15 +84,3 @@ class ResidualLayer(nn.ModuleList):
             else:
                 x = sublayer(x, mask, bias=bias, rows=rows, slot=slot, record=record)
         return x
-
-
-def real_rows(mask: Tensor | None) -> Tensor | None:
-    """Which of all batch · length tokens are real, for training that computes nothing for the others.
-
-    None where there is hardly any padding, and where it costs more than it saves: a CPU takes any number of rows, but
-    compiled graphs and GPUs want fixed shapes.
-    """
-    if mask is None or mask.device.type != "cpu" or torch.compiler.is_compiling() or type(mask) is not Tensor:
-        return None
-    rows = mask.flatten().nonzero().squeeze(1)
-    return rows if 0 < len(rows) <= 0.95 * mask.numel() else None

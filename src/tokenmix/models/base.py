@@ -119,20 +119,11 @@ class TokenmixModel(TokenmixPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
-        *,
-        records: list[MixingRecord] | None = None,
-        hidden_states: list[Tensor] | None = None,
+        **context: Any,
     ) -> Tensor:
         """Encoder states [batch, length, d_model]."""
         return self._run(
-            self.encoder,
-            input_ids,
-            attention_mask,
-            inputs_embeds,
-            token_type_ids,
-            document_ids,
-            records=records,
-            hidden_states=hidden_states,
+            self.encoder, input_ids, attention_mask, inputs_embeds, token_type_ids, document_ids, **context
         )
 
     def decode(
@@ -233,6 +224,7 @@ class TokenmixModel(TokenmixPreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         return_mixing: bool = False,
+        skip_padding: bool = False,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -241,7 +233,8 @@ class TokenmixModel(TokenmixPreTrainedModel):
         `attention_mask` is True (or 1) for real tokens, padding on either side. `document_ids` marks packed documents
         (a number per document, 0 for padding). `past_key_values` is a :class:`MixingCache`. `return_mixing=True` adds
         `mixing`, a list of :class:`MixingRecord`, one per sublayer; its matrices count from the first real token of a
-        row, and every packed document is a row of its own.
+        row, and every packed document is a row of its own. `skip_padding`: nobody reads the states at padding (of the
+        encoder, in a seq2seq model), which need not be computed where that saves time, in training on a CPU.
         """
         records: list[MixingRecord] | None = [] if return_mixing else None
         if output_hidden_states is None:
@@ -264,6 +257,7 @@ class TokenmixModel(TokenmixPreTrainedModel):
                 document_ids,
                 records=records,
                 hidden_states=hidden,
+                skip_padding=skip_padding,
             )
             out = BaseModelOutputWithPast(last_hidden_state=states, hidden_states=_tuple(hidden))
         elif self.config.body == "decoder":
@@ -275,6 +269,7 @@ class TokenmixModel(TokenmixPreTrainedModel):
                 cache=cache,
                 records=records,
                 hidden_states=hidden,
+                skip_padding=skip_padding,
             )
             out = BaseModelOutputWithPast(last_hidden_state=states, past_key_values=cache, hidden_states=_tuple(hidden))
         else:
@@ -295,6 +290,7 @@ class TokenmixModel(TokenmixPreTrainedModel):
                     token_type_ids,
                     records=records,
                     hidden_states=encoder_hidden,
+                    skip_padding=skip_padding,
                 )
             else:
                 memory = encoder_outputs[0]

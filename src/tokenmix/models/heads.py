@@ -73,7 +73,7 @@ class TokenmixLM(TokenmixPreTrainedModel):
         """Logits and, with labels, cross-entropy with the configuration's label smoothing and z-loss (in training).
 
         Without logits to return, the loss is computed a few thousand tokens at a time, and those of a large vocabulary
-        are never stored whole.
+        are never stored whole; on a CPU, nothing is computed for padding either.
         """
         smoothing, z = (self.config.label_smoothing, self.config.z_loss) if self.training else (0.0, 0.0)
         options: dict[str, Any] = {"label_smoothing": smoothing, "z_loss": z}
@@ -161,6 +161,7 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
             decoder_attention_mask=decoder_attention_mask,
             decoder_inputs_embeds=decoder_inputs_embeds,
             encoder_outputs=encoder_outputs,
+            skip_padding=not return_logits,
             return_dict=True,
             **kwargs,
         )
@@ -199,15 +200,6 @@ class TokenmixForCausalLM(TokenmixLM, Generates, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        body = self.model(
-            input_ids,
-            attention_mask,
-            inputs_embeds=inputs_embeds,
-            document_ids=document_ids,
-            return_dict=True,
-            **kwargs,
-        )
-        states = body.last_hidden_state
         following = None
         if labels is not None:
             following = torch.cat([labels[:, 1:], labels.new_full((labels.shape[0], 1), IGNORED)], 1)
@@ -215,8 +207,18 @@ class TokenmixForCausalLM(TokenmixLM, Generates, GenerationMixin):
                 ends = torch.ones_like(document_ids, dtype=torch.bool)
                 ends[:, :-1] = document_ids[:, 1:] != document_ids[:, :-1]
                 following = following.masked_fill(ends, IGNORED)
-        else:
-            states = states[:, -logits_to_keep:] if logits_to_keep else states
+        body = self.model(
+            input_ids,
+            attention_mask,
+            inputs_embeds=inputs_embeds,
+            document_ids=document_ids,
+            skip_padding=not return_logits and _none_at_padding(following, attention_mask, document_ids),
+            return_dict=True,
+            **kwargs,
+        )
+        states = body.last_hidden_state
+        if labels is None and logits_to_keep:
+            states = states[:, -logits_to_keep:]
         logits, loss = self.score_and_loss(states, following, num_items_in_batch, return_logits)
         out = CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=body.past_key_values, hidden_states=body.hidden_states
@@ -271,6 +273,7 @@ class TokenmixForMaskedLM(TokenmixLM):
             token_type_ids=token_type_ids,
             inputs_embeds=inputs_embeds,
             document_ids=document_ids,
+            skip_padding=not return_logits and _none_at_padding(labels, attention_mask, document_ids),
             return_dict=True,
             **kwargs,
         )
@@ -328,6 +331,7 @@ class TokenmixForSequenceClassification(TokenmixPreTrainedModel):
             token_type_ids=token_type_ids,
             inputs_embeds=inputs_embeds,
             document_ids=document_ids,
+            skip_padding=True,
             return_dict=True,
             **kwargs,
         )
@@ -381,6 +385,7 @@ class TokenmixForQuestionAnswering(TokenmixPreTrainedModel):
             token_type_ids=token_type_ids,
             inputs_embeds=inputs_embeds,
             document_ids=document_ids,
+            skip_padding=True,
             return_dict=True,
             **kwargs,
         )
@@ -433,6 +438,14 @@ class TokenmixForImageClassification(TokenmixPreTrainedModel):
         return self.finish(
             ImageClassifierOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict
         )
+
+
+def _none_at_padding(labels: Tensor | None, *masks: Tensor | None) -> bool:
+    """Whether every label stands at a real token; asked on a CPU alone, where nothing waits for the answer."""
+    if labels is None or labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    given = [mask for mask in masks if mask is not None and mask.shape == labels.shape]
+    return not any(((labels != IGNORED) & ~mask.bool()).any() for mask in given)
 
 
 def _mean(states: Tensor, mask: Tensor | None) -> Tensor:

@@ -13,7 +13,8 @@ from tokenmix.mixers import Expression, Site
 from tokenmix.mixers.attention import Attention
 from tokenmix.mixers.expression import Mix, Term
 from tokenmix.mixers.relative import RelativeBias
-from tokenmix.mixers.residual import Residual, ResidualLayer, make_norm, real_rows
+from tokenmix.mixers.residual import Residual, ResidualLayer, make_norm
+from tokenmix.mixers.rows import real_rows
 from tokenmix.models.cache import MixingCache
 
 
@@ -67,7 +68,7 @@ class Stack(nn.Module):
         self.final_norm = nn.Identity() if site.post_norm else make_norm(site)
         self.dropout = nn.Dropout(site.dropout)
         self.gradient_checkpointing = False
-        self.skips_padding = not any(getattr(module, "sees_padding", False) for module in self.modules())
+        self.sees_padding = any(getattr(module, "sees_padding", False) for module in self.layers.modules())
 
     def forward(
         self,
@@ -79,13 +80,18 @@ class Stack(nn.Module):
         cache: MixingCache | None = None,
         records: list[MixingRecord] | None = None,
         hidden_states: list[Tensor] | None = None,
+        skip_padding: bool = False,
     ) -> Tensor:
-        """x [batch, length, d_model], right-padded by `mask`; with a cache, x holds the new tokens alone."""
+        """x [batch, length, d_model], right-padded by `mask`; with a cache, x holds the new tokens alone.
+
+        `skip_padding`: nobody reads the output at padding, which may stay what it is.
+        """
         bias = None
         if self.relative is not None:
             bias = self.relative(x.shape[1], cache.slot(f"{self.name}.relative") if cache is not None else None)
         x = self.dropout(_in_compute_dtype(x))
-        rows = real_rows(mask) if self.training and self.skips_padding else None
+        skip_padding &= self.training and not self.sees_padding and cache is None and hidden_states is None
+        rows = real_rows(mask) if skip_padding else None
         for i, layer in enumerate(self.layers):
             if hidden_states is not None:
                 hidden_states.append(x)

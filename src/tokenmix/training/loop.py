@@ -281,9 +281,9 @@ class Trainer:
             pixels, targets = self.augment(tensors["pixel_values"], tensors["labels"])
             tensors = {"pixel_values": pixels * 2 - 1, "labels": targets}
         if self.token_loss:
-            # the logits of a large vocabulary are never stored whole
-            options = {"return_logits": False} if self.model.config.vocab_size > LARGE_VOCABULARY else {}
-            return self.replica(**tensors, num_items_in_batch=items, **options).loss
+            # the logits of a large vocabulary are never stored whole; a CPU, asked for the loss alone, skips padding
+            logits = self.model.config.vocab_size <= LARGE_VOCABULARY and self.device.type != "cpu"
+            return self.replica(**tensors, num_items_in_batch=items, return_logits=logits).loss
         return self.replica(**tensors).loss * share
 
     @contextlib.contextmanager

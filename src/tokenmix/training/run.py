@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 
+from tokenmix.memory import keep_freed_memory
 from tokenmix.training.batches import Batches
 from tokenmix.training.build import Parts, build
 from tokenmix.training.checkpoint import (
@@ -158,6 +159,8 @@ def train(config: RunConfig, callbacks: Sequence[Callback] = ()) -> RunResult:
     accelerator, precision = _accelerator(config)
     folder = Path(config.out)
     main = accelerator.is_main_process
+    if accelerator.device.type == "cpu":
+        keep_freed_memory()
     with contextlib.ExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
         if main:
