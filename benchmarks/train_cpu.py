@@ -1,6 +1,6 @@
 """Models on a CPU: ours against Hugging Face's and against plain PyTorch on the same cores, and what the loop costs.
 
-    python benchmarks/train_cpu.py          # 15 minutes on two idle cores; writes benchmarks/results/train-cpu.json
+    python benchmarks/train_cpu.py          # 30 minutes on two idle cores; writes benchmarks/results/train-cpu.json
 
 The two sides are two processes, each as its users run it, that take steps in turn: whatever else the machine does hits
 both alike, and neither inherits the other's memory. Reported is the median of the per-round ratios, of wall time and of
