@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from small_runs import same, start, tiny, weights
 
 from tokenmix.training import TrainingFault, train
-from tokenmix.training.batches import Batches
+from tokenmix.training.batches import Batches, naming_the_dead
 from tokenmix.training.faults import FolderLock
 from tokenmix.training.loop import Trainer
 
@@ -146,6 +147,32 @@ def test_a_data_worker_that_dies_is_named(tmp_path: Path, seed: int, expected: s
     process.join(120)
     assert process.exitcode == 0
     assert re.search(expected, report.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionResetError(104, "Connection reset by peer"), EOFError(), FileNotFoundError(2)]
+)
+def test_a_data_worker_that_dies_while_it_hands_over_a_batch_is_named(error: Exception) -> None:
+    def batches() -> Iterator[int]:
+        yield 7
+        raise error
+
+    named = naming_the_dead(batches())  # type: ignore[arg-type]
+    assert next(named) == 7
+    with pytest.raises(RuntimeError, match="worker was killed") as caught:
+        next(named)
+    assert caught.value.__cause__ is error
+
+
+def test_what_a_data_worker_says_itself_is_left_as_it_is() -> None:
+    own = FileNotFoundError("Caught FileNotFoundError in DataLoader worker process 0: no shard 3")
+
+    def batches() -> Iterator[int]:
+        raise own
+        yield
+
+    with pytest.raises(FileNotFoundError, match="no shard 3"):
+        next(naming_the_dead(batches()))  # type: ignore[arg-type]
 
 
 def test_weights_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:

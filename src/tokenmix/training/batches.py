@@ -140,12 +140,29 @@ class Batches(Dataset):
         more: dict[str, Any] = {}
         if workers:  # forked, workers share the examples' memory and start at once
             more = {"prefetch_factor": 4, "multiprocessing_context": "fork" if sys.platform == "linux" else None}
-        return iter(DataLoader(self, batch_size=None, sampler=From(start), num_workers=workers, pin_memory=pin, **more))
+        batches = iter(
+            DataLoader(self, batch_size=None, sampler=From(start), num_workers=workers, pin_memory=pin, **more)
+        )
+        return naming_the_dead(batches) if workers else batches
 
     @property
     def per_epoch(self) -> float:
         """Batches in an epoch."""
         return len(self.examples) / self.batch_size
+
+
+def naming_the_dead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches of worker processes. Torch names a worker that is killed, except while it hands over a batch."""
+    while True:
+        try:
+            batch = next(batches)
+        except (ConnectionError, EOFError, FileNotFoundError) as error:
+            if "DataLoader worker" in str(error):  # the worker's own trouble, told by itself
+                raise
+            raise RuntimeError(
+                "a data worker was killed while it handed over a batch; the system's log says why (often, memory ran out)"
+            ) from error
+        yield batch
 
 
 class From(Sampler[int]):
