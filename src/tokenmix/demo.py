@@ -28,7 +28,7 @@ SIZES = {
     "d_model": 64, "d_ff": 128, "heads": 4, "layers": 2, "max_length": 64,
     "relative_buckets": 64, "relative_distance": 64,
 }  # fmt: skip
-STEPS = 3200
+STEPS = 3000
 EXAMPLES = 500  # of the 4,182 of the test split
 
 
