@@ -95,5 +95,9 @@ def test_tests_cannot_reach_the_network() -> None:
 
 
 def test_tests_can_reach_localhost() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        socket.create_connection(server.getsockname(), timeout=5).close()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname(), timeout=5) as client,
+        server.accept()[0] as other_end,
+    ):
+        assert other_end.getpeername() == client.getsockname()

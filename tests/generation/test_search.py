@@ -319,6 +319,7 @@ def test_results_can_be_used_in_training() -> None:
     ids, mask = prompts()
     out = generate(model, ids, mask, max_new_tokens=4)
     model(ids, mask, labels=out.tokens).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_terms_and_sums_are_all_here() -> None:

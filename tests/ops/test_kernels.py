@@ -39,8 +39,10 @@ def test_in_the_interpreter() -> None:
     assert " passed" in run.stdout
 
 
-def compare(fast: Callable[..., Tensor], exact: Callable[..., Tensor], inputs: dict[str, Tensor]) -> None:
-    """Output and every gradient of `fast` against `exact` in float64 on the same numbers."""
+def disagreements(
+    fast: Callable[..., Tensor], exact: Callable[..., Tensor], inputs: dict[str, Tensor]
+) -> dict[str, float]:
+    """Relative errors beyond the tolerance: output and every gradient of `fast` against `exact` in float64."""
     dtype = inputs["x" if "x" in inputs else "v"].dtype
     results = []
     for function, cast in ((fast, lambda t: t), (exact, Tensor.double)):
@@ -51,12 +53,13 @@ def compare(fast: Callable[..., Tensor], exact: Callable[..., Tensor], inputs: d
         torch.manual_seed(1)
         out.backward(torch.randn(out.shape, device=out.device).to(out.dtype))
         results.append({"output": out, **{name: leaf.grad for name, leaf in leaves.items()}})
+    found = {}
     for name, right in results[1].items():
         got = results[0][name]
-        assert got is not None, name
-        assert got.isfinite().all(), name
-        error = (got.double() - right).norm() / right.norm().clamp_min(1e-12)
-        assert error < TOLERANCE[dtype], f"{name}: relative error {error:.1e}"
+        error = float("nan") if got is None else float((got.double() - right).norm() / right.norm().clamp_min(1e-12))
+        if not error < TOLERANCE[dtype]:  # what is missing or not finite, too
+            found[name] = error
+    return found
 
 
 def lengths(batch: int, longest: int) -> Tensor:
@@ -111,13 +114,13 @@ def test_persist_equals_reference(kind: str, softmax: bool, masked: bool, causal
     options = {"softmax": softmax, "mask": lengths(batch, length) if masked else None, "causal": causal}
     assert usable(inputs["x"])
     call = partial(persisted, kind=kind, options=options)
-    compare(lambda **t: call(persist, **t), lambda **t: call(reference.persist, **t), inputs)
+    assert not disagreements(lambda **t: call(persist, **t), lambda **t: call(reference.persist, **t), inputs)
 
 
 @needs_kernels
 def test_persist_takes_any_strides_and_a_matrix_that_is_not_square() -> None:
     inputs = {"w": torch.randn(11, 19, device=DEVICE), "x": torch.randn(2, 32, 19, device=DEVICE)}
-    compare(
+    assert not disagreements(
         lambda w, x: persist(w, x[:, ::2].transpose(1, 2)),
         lambda w, x: reference.persist(w, x[:, ::2].transpose(1, 2)),
         inputs,
@@ -134,7 +137,7 @@ def test_persist_in_the_sizes_of_models(kind: str, heads: int) -> None:
     inputs = {"w": torch.randn(heads, 512, 512, device=DEVICE), "x": draw(4, 512, 1024, dtype=dtype)}
     inputs |= EPILOGUES[kind](4, 512, 1024, dtype)
     call = partial(persisted, kind=kind, options={"softmax": True})
-    compare(lambda **t: call(persist, **t), lambda **t: call(reference.persist, **t), inputs)
+    assert not disagreements(lambda **t: call(persist, **t), lambda **t: call(reference.persist, **t), inputs)
 
 
 @needs_kernels
@@ -177,7 +180,9 @@ def test_attend_equals_reference(sizes: str, terms: str, masked: bool, causal: b
     if "packed" in terms:  # [batch, queries, keys], one query of which sees nothing
         mask = torch.rand(batch, queries, keys, device=DEVICE) > 0.4
         mask[0, 1] = False
-    compare(partial(attend, mask=mask, causal=causal), partial(reference.attend, mask=mask, causal=causal), inputs)
+    assert not disagreements(
+        partial(attend, mask=mask, causal=causal), partial(reference.attend, mask=mask, causal=causal), inputs
+    )
 
 
 @needs_kernels
@@ -188,7 +193,7 @@ def test_attend_in_the_sizes_of_models(length: int) -> None:
     inputs = {n: draw(4, length, 4, 64, dtype=dtype).transpose(1, 2) for n in "qkv"}
     inputs["q"] = inputs["q"] / 8
     inputs["bias"] = draw(4, length, length, dtype=dtype)
-    compare(attend, reference.attend, inputs)
+    assert not disagreements(attend, reference.attend, inputs)
 
 
 @needs_kernels
@@ -243,7 +248,7 @@ def test_the_workspace_of_the_way_back_does_not_change_the_result(
 
     monkeypatch.setattr(module, "WORKSPACE", workspace)
     inputs = {n: draw(3, 2, 20, 8, dtype=torch.float32) for n in "qkv"}
-    compare(attend, reference.attend, inputs | {"bias": torch.randn(2, 20, 20, device=DEVICE)})
+    assert not disagreements(attend, reference.attend, inputs | {"bias": torch.randn(2, 20, 20, device=DEVICE)})
 
 
 @needs_kernels
