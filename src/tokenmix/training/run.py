@@ -1,12 +1,4 @@
-"""A run: its folder, from the first step to the last, killed and resumed.
-
-    RUN/
-        config.yaml              everything: `tokenmix train --config RUN/config.yaml --out OTHER` runs it again
-        environment.json         versions, hardware, threads, seed, git state, command
-        metrics.jsonl            one record per line: training, validation
-        tensorboard/             the same as events
-        checkpoints/STEP/        see `tokenmix.training.checkpoint`
-        config.json, model.safetensors, tokenizer.json, …      the model: opens with from_pretrained
+"""A run, from the first step to the last, killed and resumed. What it leaves on disk: `tokenmix.training.folder`.
 
 >>> result = train(RunConfig.of({"out": "runs/a", "model": {"name": "remixer-tiny"}, "data": {"task": "scan"}}))
 >>> result.metrics["exact_match"]
@@ -18,13 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
-import math
 import os
-import platform
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,29 +30,17 @@ from tokenmix.training.checkpoint import (
     load_model_tensors,
     load_optimizer_tensors,
     model_tensors,
-    newest_valid,
     optimizer_tensors,
     read_checkpoint,
     steps_saved,
     tidy,
     write_checkpoint,
 )
-from tokenmix.training.config import RunConfig, read_layer
-from tokenmix.training.faults import FolderLock, TrainingFault
+from tokenmix.training.config import RunConfig
+from tokenmix.training.faults import FolderLock
+from tokenmix.training.folder import Metrics, device_name, starting_point, write_folder
 from tokenmix.training.loop import Counters, Trainer
 from tokenmix.training.progress import Callback, clock
-
-logger = logging.getLogger(__name__)
-MAY_CHANGE = {
-    "out",
-    "resume",
-    "log_every",
-    "tensorboard",
-    "budget",
-    "validation",
-    "checkpoints",
-    "preset",
-}  # on resuming
 
 
 @dataclass
@@ -103,54 +78,6 @@ class RunResult:
         return "\n".join([head, *skipped, *lines])
 
 
-class Metrics(Callback):
-    """metrics.jsonl and TensorBoard events; what lies behind the step that a run goes on from is dropped."""
-
-    def __init__(self, folder: Path, step: int, tensorboard: bool) -> None:
-        path = folder / "metrics.jsonl"
-        kept = (
-            [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-            if path.exists()
-            else []
-        )
-        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115  closed by close()
-        self.events: Any = None
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
-            except ImportError:
-                logger.warning("no TensorBoard events: the package tensorboard is not installed")
-
-    def on_log(self, record: dict[str, Any]) -> None:
-        self._write(record, "train")
-
-    def on_validation(self, record: dict[str, Any]) -> None:
-        self._write(record, "validation")
-
-    def _write(self, record: dict[str, Any], group: str) -> None:
-        self.file.write(json.dumps({**record, "time": time.time()}) + "\n")
-        self.file.flush()
-        if self.events is not None:
-            for name, value in record.items():
-                if name not in ("step", "kind") and isinstance(value, (int, float)):
-                    self.events.add_scalar(f"{group}/{name}", value, record["step"])
-
-    def close(self) -> None:
-        self.file.close()
-        if self.events is not None:
-            self.events.close()
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf  # a line that was cut off
-
-
 def train(config: RunConfig, callbacks: Sequence[Callback] = ()) -> RunResult:
     """Train as the configuration says. Killed and called again with resume="auto", it goes on to the same result.
 
@@ -165,11 +92,11 @@ def train(config: RunConfig, callbacks: Sequence[Callback] = ()) -> RunResult:
         folder.mkdir(parents=True, exist_ok=True)
         if main:
             stack.enter_context(FolderLock(folder))
-        start = _starting_point(config, folder)
+        start = starting_point(config, folder)
         _set_threads(config, folder, start)
         parts = _build(config, folder, accelerator)
         if main:
-            _write_folder(config, folder, parts, accelerator, precision)
+            write_folder(config, folder, parts, accelerator, precision)
         accelerator.wait_for_everyone()
         session = Session(config, folder, parts, accelerator, start, callbacks if main else ())
         stack.callback(session.close)
@@ -225,7 +152,7 @@ class Session:
         name = self.config.model.name or self.config.model.weights or self.config.model.layer
         about = {
             "out": str(self.folder), "steps": trainer.budget.steps, "parameters": parameters, "model": name,
-            "task": self.config.data.task, "device": _device_name(trainer.device), "resumed": self.resumed,
+            "task": self.config.data.task, "device": device_name(trainer.device), "resumed": self.resumed,
         }  # fmt: skip
         for callback in self.callbacks:
             callback.on_start(about)
@@ -387,42 +314,6 @@ def _set_threads(config: RunConfig, folder: Path, start: Path | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _starting_point(config: RunConfig, folder: Path) -> Path | None:
-    """The checkpoint to go on from, or None to begin."""
-    saved = steps_saved(folder)
-    if config.resume == "no":
-        if saved or (folder / "model.safetensors").exists():
-            raise TrainingFault(f"{folder} holds a run already; go on with --resume auto, or choose another --out")
-        return None
-    if (folder / "config.yaml").exists():
-        _check_same(config, read_layer(folder / "config.yaml"), folder)
-    if config.resume == "auto":
-        return newest_valid(folder)
-    if not config.resume.isdigit() or int(config.resume) not in saved:
-        raise ValueError(f"resume={config.resume!r}: expected no, auto or one of the steps saved: {saved}")
-    return checkpoint_path(folder, int(config.resume))
-
-
-def _check_same(config: RunConfig, before: dict[str, Any], folder: Path) -> None:
-    now = config.to_dict()
-    changed = []
-    for name, value in now.items():
-        if name in MAY_CHANGE or value == before.get(name):
-            continue
-        old = before.get(name)
-        if isinstance(value, dict) and isinstance(old, dict):
-            changed += [
-                f"{name}.{k}: {old.get(k)!r} → {v!r}" for k, v in value.items() if old.get(k) != v and k != "workers"
-            ]
-        else:
-            changed.append(f"{name}: {old!r} → {value!r}")
-    if changed:
-        raise ValueError(
-            f"{folder} was begun with other settings ({'; '.join(changed)}); resume with the same, or choose "
-            "another --out"
-        )
-
-
 def _build(config: RunConfig, folder: Path, accelerator: Any) -> Parts:
     """The main process first: it makes the tokenizer, the others read it."""
     parts = None
@@ -432,55 +323,6 @@ def _build(config: RunConfig, folder: Path, accelerator: Any) -> Parts:
             parts.tokenizer.save_pretrained(folder)
     accelerator.wait_for_everyone()
     return parts if parts is not None else build(config, folder)
-
-
-def _write_folder(config: RunConfig, folder: Path, parts: Parts, accelerator: Any, precision: str) -> None:
-    config.write(folder / "config.yaml")
-    parts.model.config.architectures = [type(parts.model).__name__]
-    parts.model.config.save_pretrained(folder)
-    if getattr(parts.model, "generation_config", None) is not None and parts.model.can_generate():
-        parts.model.generation_config.save_pretrained(folder)
-    text = json.dumps(environment(config, accelerator, precision), indent=2)
-    (folder / "environment.json").write_text(text, encoding="utf-8")
-
-
-def environment(config: RunConfig, accelerator: Any, precision: str) -> dict[str, Any]:
-    """Versions, hardware, git state and command: what a result depends on beside its configuration."""
-    import importlib.metadata
-
-    versions = {}
-    for package in ("tokenmix", "torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-
-    def git(*arguments: str) -> str | None:
-        try:
-            out = subprocess.run(
-                ["git", *arguments], capture_output=True, text=True, timeout=10, cwd=Path(__file__).parent
-            )
-            return out.stdout.strip() if out.returncode == 0 else None
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-
-    return {
-        "versions": {"python": platform.python_version(), **versions},
-        "device": _device_name(accelerator.device),
-        "processes": accelerator.num_processes,
-        "precision": precision,
-        "threads": torch.get_num_threads(),
-        "cpus": os.cpu_count(),
-        "machine": platform.platform(),
-        "seed": config.seed,
-        "git": {"commit": git("rev-parse", "HEAD"), "changed": (git("status", "--porcelain") or "").splitlines()[:50]},
-        "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
 
 
 def _interval(every: int | None, total: int | None) -> int:
