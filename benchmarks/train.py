@@ -1,170 +1,76 @@
 """Whole models on one GPU, each beside its peer in the same run.
 
-    PYTHONPATH=src python -m benchmarks.train                      # about 9 minutes on one H200, compilation included
+    PYTHONPATH=src python -m benchmarks.train                      # about 6 minutes on one H200, compilation included
     PYTHONPATH=src python -m benchmarks.train --only t5 gmlp       # some tables
 
 Writes benchmarks/results/train-<device>.json. A training step is forward, backward, AdamW (fused) in bf16 autocast with
-float32 weights, compiled; the figure is the median over steps after warm-up. FLOPs are counted by torch's flop counter on
-the uncompiled model, so that every model is counted the same way. Ours is captured as one CUDA graph, optimizer included,
-as the training loop does it.
+float32 weights, compiled; the figure is the median over steps after warm-up. Ours is captured as one CUDA graph,
+optimizer included, as the training loop does it; a peer is launched from Python, as its users do. FLOPs are those of the
+matrix products, three times the forward pass. Memory is the most that was allocated at a time. Each row has a process of
+its own: all compile at once, then they measure one after the other on a quiet machine. --profile lists the GPU kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import os
 import platform
 import statistics
-import time
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import tokenmix
 from tokenmix.models import TokenmixConfig, create_model
 from tokenmix.models.heads import TokenmixLM
+from tokenmix.training.flops import StepFlops
 
-MATMUL_PEAK = 789e12  # bf16 matrix product measured on one H200 (see METHOD: 8192³ on random data)
+MATMUL_PEAK = 789e12  # bf16 matrix product measured on one H200: 8192³ on random data
 RESULTS = Path(__file__).parent / "results"
+Inputs: TypeAlias = dict[str, Any]
+Row: TypeAlias = tuple[Callable[[], Any], float | None]  #: a step, and its FLOPs where they are counted
 
 
-def measure(step: Callable[[], Any], steps: int = 20, warm: int = 5) -> dict[str, float]:
-    """Median milliseconds of a step, peak memory, seconds to warm up (compilation included)."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    for _ in range(warm):
-        step()
-    torch.cuda.synchronize()
-    warm_up = time.perf_counter() - start
-    times = []
-    for _ in range(steps):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        step()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return {
-        "ms": statistics.median(times),
-        "spread_ms": max(times) - min(times),
-        "memory_gb": torch.cuda.max_memory_allocated() / 1e9,
-        "warm_up_s": warm_up,
-    }
+# ------------------------------------------------------------------------------------------------------- a step
 
 
-def trainer(
-    model: nn.Module, inputs: dict[str, torch.Tensor], *, compiled: bool = True, mode: str | None = None
-) -> Callable[[], Any]:
+@functools.cache
+def my_turn() -> None:
+    """Tell the parent that this row is compiled, and wait until the machine is quiet."""
+    print("ready", flush=True)
+    if sys.stdin.readline().strip() != "go":
+        raise SystemExit("the run was given up")
+
+
+def compiled(model: nn.Module) -> Any:
+    """torch.compile, forward and backward at once; the first call waits for its turn before it runs anything."""
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
+            code = compile_fx(graph, inputs)
+        my_turn()
+        return code
+
+    return torch.compile(model, backend=backend)
+
+
+def stepper(model: nn.Module, inputs: Inputs) -> Callable[[], Any]:
     """One training step of a model, compiled."""
     model = model.cuda().train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    run = torch.compile(model, mode=mode) if compiled else model
-    inputs = for_training(model, inputs)
-
-    def step() -> Any:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = run(**inputs).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
-
-    return step
-
-
-def for_training(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Our language models need not hand out logits while they train."""
-    return {**inputs, "return_logits": False} if isinstance(model, TokenmixLM) else inputs
-
-
-def step_flops(model: nn.Module, inputs: dict[str, torch.Tensor]) -> float:
-    """Three times the forward pass, counted on fake tensors."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter, torch.no_grad():
-        twin = type(model)(model.config)
-        given = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in inputs.items() if name != "labels"}
-        if "labels" in inputs and model.config.is_encoder_decoder:
-            given["decoder_input_ids"] = torch.empty(inputs["labels"].shape, dtype=torch.long)
-        twin.eval()(**given)
-    return 3.0 * counter.get_total_flops()
-
-
-def seq2seq_inputs(batch: int, source: int, target: int, vocabulary: int = 32000) -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    return {
-        "input_ids": torch.randint(2, vocabulary, (batch, source), device="cuda"),
-        "labels": torch.randint(2, vocabulary, (batch, target), device="cuda"),
-    }
-
-
-def hugging_face_t5(**sizes: Any) -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(feed_forward_proj="gated-gelu", dropout_rate=0.0, **sizes)
-    config.decoder_start_token_id = 0
-    return T5ForConditionalGeneration(config)
-
-
-def row(name: str, step: Callable[[], Any], flops: float | None = None, **more: Any) -> dict[str, Any]:
-    """Measure and print one row."""
-    found: dict[str, Any] = {"name": name, **measure(step), **more}
-    if flops:
-        found["tflops"] = flops / found["ms"] / 1e9
-        found["share_of_matmul_peak"] = found["tflops"] * 1e12 / MATMUL_PEAK
-    print(json.dumps(found), flush=True)
-    torch._dynamo.reset()
-    torch.cuda.empty_cache()
-    return found
-
-
-def t5() -> list[dict[str, Any]]:
-    """T5.1.1-base, batch 128, 512/114: Hugging Face, ours, and ours with other mixers at equal width."""
-    inputs = seq2seq_inputs(128, 512, 114)
-    ours = create_model("t5-v1.1-base", dropout=0.0)
-    flops = step_flops(ours, inputs)
-    rows = [row("T5.1.1-base, ours", graphed(ours, inputs), flops)]
-    base = rows[0]["ms"]
-    for name, options in (
-        ("Remixer-base, heads=1", dict(layer="dot | remix")),
-        ("Synthesizer R", dict(layer="random | geglu")),
-        ("Synthesizer D", dict(layer="dense(shared=True, bias=False) | geglu")),
-        ("Synthesizer R+V", dict(layer='mix(random, dot, alpha="sum") | geglu')),
-    ):
-        rows.append(row(name, graphed(create_model("t5-v1.1-base", dropout=0.0, **options), inputs)))
-        rows[-1]["steps_relative_to_ours"] = base / rows[-1]["ms"]
-    peer = hugging_face_t5(vocab_size=32128, d_model=768, d_kv=64, d_ff=2048, num_layers=12, num_heads=12)
-    rows.append(row("T5.1.1-base, Hugging Face compiled", trainer(peer, inputs), flops))
-    rows[0]["times_hugging_face"] = rows[-1]["ms"] / base
-    return rows
-
-
-def cogs() -> list[dict[str, Any]]:
-    """2 + 2 layers, d 512, batch 128, padded 24/160, captured as a CUDA graph; and Hugging Face's, compiled."""
-    sizes = dict(d_model=512, d_ff=1024, heads=8, head_dim=64, layers=2, vocab_size=896, max_length=512)
-    inputs = seq2seq_inputs(128, 24, 160, 890)
-    ours = create_model(TokenmixConfig(body="seq2seq", layer="dot | geglu", **sizes))
-    rows = [row("COGS-sized, ours, CUDA graph", graphed(ours, inputs))]
-    short = seq2seq_inputs(128, 16, 64, 890)
-    rows.append(row("COGS-sized, ours, CUDA graph, typical bucket 16/64", graphed(create_model(ours.config), short)))
-    peer = hugging_face_t5(vocab_size=896, d_model=512, d_kv=64, d_ff=1024, num_layers=2, num_heads=8)
-    rows.append(row("COGS-sized, Hugging Face compiled", trainer(peer, inputs)))
-    for found in rows:
-        found["steps_per_second"] = 1000 / found["ms"]
-    return rows
-
-
-def graphed(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Callable[[], Any]:
-    """A whole training step, optimizer included, compiled and captured as one CUDA graph."""
-    model = model.cuda().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-4, device="cuda"), fused=True, capturable=True)
-    run = torch.compile(model)
-    inputs = for_training(model, inputs)
+    run = compiled(model)
+    if isinstance(model, TokenmixLM):  # ours need not hand out logits while they train
+        inputs = {**inputs, "return_logits": False}
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -173,49 +79,127 @@ def graphed(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Callable[[], A
         loss.backward()
         optimizer.step()
 
+    return step
+
+
+def graphed(step: Callable[[], Any]) -> Callable[[], Any]:
+    """The step as one CUDA graph."""
     side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(5):
             step()
-    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         step()
     return graph.replay
 
 
-def gmlp() -> list[dict[str, Any]]:
-    """gMLP-S/16, batch 256, training and inference; timm's beside it. gMLP-base on masked LM."""
-    torch.manual_seed(0)
-    images = {
-        "pixel_values": torch.randn(256, 3, 224, 224, device="cuda"),
-        "labels": torch.randint(0, 1000, (256,), device="cuda"),
+def inference(model: nn.Module, images: Tensor) -> Callable[[], Any]:
+    """The forward pass in bf16, compiled."""
+    run, images = compiled(model.cuda().eval().to(torch.bfloat16)), images.to(torch.bfloat16)
+
+    def step() -> Any:
+        with torch.inference_mode():
+            return run(images)
+
+    return step
+
+
+def measure(make: Callable[[], Row], profile: bool, steps: int = 20) -> dict[str, Any]:
+    """Median milliseconds of a step, its spread, peak memory; with `profile`, the milliseconds of each kind of kernel."""
+    step, flops = make()
+    for _ in range(5):
+        step()
+    my_turn()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(steps):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        step()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    found: dict[str, Any] = {
+        "ms": round(statistics.median(times), 4),
+        "spread_ms": round(max(times) - min(times), 4),
+        "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2),
     }
-    ours = create_model("gmlp-s16-224", drop_path=0.0)
-    rows = [row("gMLP-S/16 training, ours", graphed(ours, images))]
-    rows.append(row("gMLP-S/16 inference, ours", inference(create_model("gmlp-s16-224"), images["pixel_values"])))
-    try:
-        import timm
-    except ImportError:
-        timm = None
-    if timm is not None:
-        peer = Labelled(timm.create_model("gmlp_s16_224"))
-        rows.append(row("gMLP-S/16 training, timm compiled", trainer(peer, images)))
-        rows.append(
-            row(
-                "gMLP-S/16 inference, timm compiled",
-                inference(timm.create_model("gmlp_s16_224"), images["pixel_values"]),
-            )
-        )
-    for found in rows:
-        found["images_per_second"] = 256_000 / found["ms"]
-    ids = torch.randint(5, 32000, (256, 512), device="cuda")
-    labels = torch.where(torch.rand(256, 512, device="cuda") < 0.15, ids, -100)
-    model = create_model("gmlp-base")
-    inputs = {"input_ids": ids, "labels": labels}
-    rows.append(row("gMLP-base masked LM, 256×512", graphed(model, inputs), step_flops(model, inputs)))
-    return rows
+    if flops:
+        found["tflops"] = round(flops / found["ms"] / 1e9, 1)
+        found["share_of_matmul_peak"] = round(found["tflops"] * 1e12 / MATMUL_PEAK, 3)
+    if profile:
+        found["kernels_ms"] = kernels(step)
+    return found
+
+
+def kernels(step: Callable[[], Any]) -> dict[str, Any]:
+    """Milliseconds and launches of the kernels of one step, the longest first, and of all others together."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+    events = [e for e in profiler.key_averages() if e.device_time_total > 0]
+    events.sort(key=lambda e: -e.device_time_total)
+    listed = {e.key[:90]: [round(e.device_time_total / 3e3, 3), e.count // 3] for e in events[:20]}
+    rest = events[20:]
+    listed["all others"] = [round(sum(e.device_time_total for e in rest) / 3e3, 3), sum(e.count for e in rest) // 3]
+    return listed
+
+
+# ------------------------------------------------------------------------------------------------------ the rows
+
+
+def text(batch: int, source: int, target: int, vocabulary: int) -> Inputs:
+    torch.manual_seed(0)
+    ids = functools.partial(torch.randint, 2, vocabulary, device="cuda")
+    return {"input_ids": ids((batch, source)), "labels": ids((batch, target))}
+
+
+def t5_base(**options: Any) -> Row:
+    """Ours, batch 128, 512/114; with other mixers at equal width."""
+    model = create_model("t5-v1.1-base", dropout=0.0, **options)
+    return graphed(stepper(model, text(128, 512, 114, 32000))), StepFlops(model)(128, (512, 114))
+
+
+def hugging_face_t5(inputs: Inputs, **sizes: Any) -> Callable[[], Any]:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(feed_forward_proj="gated-gelu", dropout_rate=0.0, d_kv=64, decoder_start_token_id=0, **sizes)
+    return stepper(T5ForConditionalGeneration(config), inputs)
+
+
+def hugging_face_base() -> Row:
+    sizes = dict(vocab_size=32128, d_model=768, d_ff=2048, num_layers=12, num_heads=12)
+    ours = create_model("t5-v1.1-base", dropout=0.0)
+    return hugging_face_t5(text(128, 512, 114, 32000), **sizes), StepFlops(ours)(128, (512, 114))
+
+
+def cogs_sized() -> Row:
+    """2 + 2 layers, d 512, batch 128, padded 24/160."""
+    sizes = dict(d_model=512, d_ff=1024, heads=8, head_dim=64, layers=2, vocab_size=896, max_length=512)
+    model = create_model(TokenmixConfig(body="seq2seq", layer="dot | geglu", **sizes))
+    return graphed(stepper(model, text(128, 24, 160, 890))), None
+
+
+def hugging_face_cogs() -> Row:
+    sizes = dict(vocab_size=896, d_model=512, d_ff=1024, num_layers=2, num_heads=8)
+    return hugging_face_t5(text(128, 24, 160, 890), **sizes), None
+
+
+def images() -> Inputs:
+    torch.manual_seed(0)
+    labels = torch.randint(0, 1000, (256,), device="cuda")
+    return {"pixel_values": torch.randn(256, 3, 224, 224, device="cuda"), "labels": labels}
+
+
+def gmlp_training() -> Row:
+    return graphed(stepper(create_model("gmlp-s16-224", drop_path=0.0), images())), None
+
+
+def gmlp_inference() -> Row:
+    step = inference(create_model("gmlp-s16-224"), images()["pixel_values"])
+    return graphed(step), None
 
 
 class Labelled(nn.Module):
@@ -225,50 +209,119 @@ class Labelled(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Any:
-        from types import SimpleNamespace
-
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> Any:
         return SimpleNamespace(loss=nn.functional.cross_entropy(self.model(pixel_values).float(), labels))
 
 
-def inference(model: nn.Module, images: torch.Tensor) -> Callable[[], Any]:
-    model = model.cuda().eval().to(torch.bfloat16)
-    run = torch.compile(model)
-    images = images.to(torch.bfloat16)
+def timm_training() -> Row:
+    import timm
 
-    def step() -> Any:
-        with torch.inference_mode():
-            return run(images)
-
-    return step
+    return stepper(Labelled(timm.create_model("gmlp_s16_224")), images()), None
 
 
-TABLES = {"t5": t5, "cogs": cogs, "gmlp": gmlp}
+def timm_inference() -> Row:
+    import timm
+
+    return inference(timm.create_model("gmlp_s16_224"), images()["pixel_values"]), None
+
+
+def gmlp_base() -> Row:
+    """Masked LM, 15% of the tokens, batch 256 × 512."""
+    torch.manual_seed(0)
+    ids = torch.randint(5, 32000, (256, 512), device="cuda")
+    labels = torch.where(torch.rand(256, 512, device="cuda") < 0.15, ids, -100)
+    model = create_model("gmlp-base")
+    return graphed(stepper(model, {"input_ids": ids, "labels": labels})), StepFlops(model)(256, (512, 0))
+
+
+TABLES: dict[str, dict[str, Callable[[], Row]]] = {
+    "t5": {
+        "T5.1.1-base": t5_base,
+        "Remixer-base, heads=1": functools.partial(t5_base, layer="dot | remix"),
+        "Synthesizer R": functools.partial(t5_base, layer="random | geglu"),
+        "Synthesizer D": functools.partial(t5_base, layer="dense(shared=True, bias=False) | geglu"),
+        "Synthesizer R+V": functools.partial(t5_base, layer='mix(random, dot, alpha="sum") | geglu'),
+        "Hugging Face T5.1.1-base": hugging_face_base,
+    },
+    "cogs": {"COGS-sized": cogs_sized, "Hugging Face COGS-sized": hugging_face_cogs},
+    "gmlp": {
+        "gMLP-S/16 training": gmlp_training,
+        "gMLP-S/16 inference": gmlp_inference,
+        "timm gMLP-S/16 training": timm_training,
+        "timm gMLP-S/16 inference": timm_inference,
+        "gMLP-base masked LM": gmlp_base,  # last: it needs most of the memory
+    },
+}
+
+
+def derived(table: str, rows: dict[str, Any]) -> None:
+    """What the bars speak of, beside the milliseconds."""
+    for name, row in rows.items():
+        if "ms" not in row:
+            continue
+        if table == "gmlp" and "masked" not in name:
+            row["images_per_second"] = round(256_000 / row["ms"])
+        if table == "cogs":
+            row["steps_per_second"] = round(1000 / row["ms"], 1)
+        if table == "t5" and "ms" in rows["T5.1.1-base"]:
+            row["steps_relative_to_our_t5"] = round(rows["T5.1.1-base"]["ms"] / row["ms"], 3)
+
+
+# ------------------------------------------------------------------------------------------------------- the run
+
+
+def launch(table: str, name: str, profile: bool) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.train", "--row", table, name, *(["--profile"] if profile else [])]
+    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def answer(child: subprocess.Popen[str], wanted: str) -> str | None:
+    """The rest of the next line that begins with `wanted`; None when the process ends before."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith(wanted):
+            return line.removeprefix(wanted)
+    return None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--profile", action="store_true", help="list the GPU kernels of every row")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--row", nargs=2, metavar=("TABLE", "NAME"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.train measures on a GPU; benchmarks.train_cpu is the CPU's")
     torch.set_float32_matmul_precision("high")
+    if options.row:
+        table, name = options.row
+        print("result" + json.dumps(measure(TABLES[table][name], options.profile)), flush=True)
+        return
     device = torch.cuda.get_device_name().split()[-1].lower()
     result: dict[str, Any] = {
-        "command": "python -m benchmarks.train --only " + " ".join(options.only),
+        "command": "PYTHONPATH=src python -m benchmarks.train" + " --profile" * options.profile,
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "tokenmix": tokenmix.__version__},
-        "tables": {},
+        "tables": {table: {} for table in options.only},
     }
-    path = options.out / f"train-{device}.json"
-    for name in options.only:
-        try:
-            result["tables"][name] = TABLES[name]()
-        except Exception as error:  # one table's failure must not lose the others
-            result["tables"][name] = [{"name": name, "error": f"{type(error).__name__}: {error}"[:500]}]
-            print(result["tables"][name], flush=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+    children = {(table, name): launch(table, name, options.profile) for table in options.only for name in TABLES[table]}
+    ready = {key: answer(child, "ready") is not None for key, child in children.items()}
+    options.out.mkdir(parents=True, exist_ok=True)
+    for (table, name), child in children.items():
+        found = None
+        if ready[table, name]:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+            child.stdin.flush()
+            found = answer(child, "result")
+        code = child.wait()
+        row = json.loads(found) if found else {"error": f"the process ended with {code}; its message is above"}
+        result["tables"][table][name] = row
+        derived(table, result["tables"][table])
+        print(name, {k: v for k, v in row.items() if k != "kernels_ms"}, flush=True)
+        (options.out / f"train-{device}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

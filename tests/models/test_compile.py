@@ -1,8 +1,12 @@
 """`torch.compile` takes whole models, loss and gradients included, without a graph break."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
+import tokenmix
 from tokenmix.models import TokenmixConfig, create_model
 
 CASES = [
@@ -44,3 +48,12 @@ def test_whole_models_compile_to_one_graph(body, layer):
     assert torch.allclose(loss, expected, atol=1e-5)
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, gradients[name], atol=1e-4), name
+
+
+@pytest.mark.parametrize("folder", ["ops", "mixers", "models"])
+def test_no_class_patterns_where_the_compiler_looks(folder):
+    """Before torch 2.12, `case SomeClass(...)` breaks the graph; only the parser of expressions may say it."""
+    files = [f for f in (Path(tokenmix.__file__).parent / folder).rglob("*.py") if f.name != "expression.py"]
+    found = [f"{f}:{n.lineno}" for f in files for n in ast.walk(ast.parse(f.read_text())) if type(n) is ast.MatchClass]
+    assert files
+    assert not found

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tokenmix.ops.norm import RMSNorm
+from tokenmix.ops.norm import LayerNorm, RMSNorm
 
 
 def test_output_and_gradients_equal_pytorchs():
@@ -32,3 +32,13 @@ def test_gradients_are_right_by_finite_differences():
     norm = RMSNorm(5, eps=1e-6).double()
     x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(norm, (x,))
+
+
+def test_layer_norm_hands_on_its_dtype_under_autocast():
+    norm = LayerNorm(32)
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(3, 5, 32).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = norm(x)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, torch.nn.functional.layer_norm(x.float(), (32,), norm.weight, norm.bias).bfloat16())

@@ -61,3 +61,52 @@ def test_a_fused_optimizer_leaves_out_a_step_on_the_device() -> None:
     optimizer.step()
     assert torch.equal(parameter, before[0])
     assert all(torch.equal(value, before[1][name]) for name, value in optimizer.state[parameter].items())
+
+
+class Losses(Callback):
+    """The loss of every logged step."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_log(self, record: dict[str, Any]) -> None:
+        self.losses.append(record["loss"])
+
+
+@pytest.mark.gpu
+def test_recorded_steps_are_the_steps_that_were_recorded(tmp_path: Path) -> None:
+    """Several shapes, a learning rate that moves, clipping and dropout: with CUDA graphs as without."""
+    seen = {}
+    for graphs in (True, False):
+        watch = Losses()
+        train(
+            tiny(
+                tmp_path / str(graphs), device__device="cuda", device__compile=True, device__cuda_graphs=graphs, device__precision="fp32",
+                budget__steps=40, data__buckets=2, log_every=1, optimizer__clip=0.5,
+            ),
+            callbacks=[watch],
+        )  # fmt: skip
+        seen[graphs] = watch.losses
+    assert len(seen[True]) == 40
+    assert seen[True] == pytest.approx(seen[False], rel=1e-3)
+    assert seen[True][-1] < 0.9 * seen[True][0]
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_leaves_out_what_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = Trainer._items
+
+    def spoilt(self: Trainer, batch: Any) -> torch.Tensor:
+        return items(self, batch) * (float("nan") if batch.number == 7 else 1.0)
+
+    monkeypatch.setattr(Trainer, "_items", spoilt)
+    result = train(
+        tiny(tmp_path / "run", device__device="cuda", device__cuda_graphs=True, budget__steps=12, on_nonfinite="skip")
+    )
+    assert result.skipped == 1
+    assert torch.isfinite(torch.tensor(result.loss))
+
+
+def test_graphs_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cuda_graphs needs one GPU"):
+        train(tiny(tmp_path / "run", device__device="cpu", device__cuda_graphs=True))

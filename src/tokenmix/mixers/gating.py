@@ -19,6 +19,7 @@ from tokenmix.mixers.rows import Rows
 from tokenmix.mixers.site import Site
 from tokenmix.ops import Gate, attend, persist, persist_toeplitz, reference, toeplitz
 from tokenmix.ops.linear import gelu_linear
+from tokenmix.ops.norm import LayerNorm
 
 
 @register("gmlp")
@@ -51,7 +52,7 @@ class GmlpBlock(Mixer):
         self.width = site.d_ff // 2 if split else site.d_ff
         self.u = linear(site, site.d_model, site.d_ff)
         self.v = linear(site, self.width, site.d_model)
-        self.norm = nn.LayerNorm(self.width, eps=1e-5)
+        self.norm = LayerNorm(self.width, eps=1e-5)
         n = site.max_length
         self.weight = nn.Parameter(torch.empty(2 * n - 1) if spec.toeplitz else torch.empty(n, n))
         self.bias = nn.Parameter(torch.empty(n))

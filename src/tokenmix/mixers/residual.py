@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tokenmix.mixers.base import Slot
 from tokenmix.mixers.rows import Rows
 from tokenmix.mixers.site import Site
-from tokenmix.ops.norm import RMSNorm
+from tokenmix.ops.norm import LayerNorm, RMSNorm
 
 
 def make_norm(site: Site) -> nn.Module:
@@ -19,7 +19,7 @@ def make_norm(site: Site) -> nn.Module:
     if site.norm == "rms":
         return RMSNorm(site.d_model, eps=site.norm_eps)
     if site.norm == "layer":
-        return nn.LayerNorm(site.d_model, eps=site.norm_eps)
+        return LayerNorm(site.d_model, eps=site.norm_eps)
     raise ValueError(f'norm must be "rms" or "layer"; got {site.norm!r}')
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tokenmix.models.config import TokenmixConfig
 from tokenmix.ops.linear import Linear
+from tokenmix.ops.norm import LayerNorm
 
 
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -30,7 +31,7 @@ class Embedding(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, d)
         self.segments = nn.Embedding(config.segments, d) if config.segments else None
         self.positions = nn.Embedding(config.max_length, d) if config.positions == "absolute" else None
-        self.norm = nn.LayerNorm(d, eps=config.norm_eps) if config.embedding_norm else nn.Identity()
+        self.norm = LayerNorm(d, eps=config.norm_eps) if config.embedding_norm else nn.Identity()
         self.projection = Linear(d, d) if config.embedding_projection else nn.Identity()
 
     def reset_parameters(self) -> None:

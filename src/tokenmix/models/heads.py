@@ -23,6 +23,7 @@ from tokenmix.models.config import TokenmixConfig
 from tokenmix.models.losses import IGNORED, classification_loss, token_loss
 from tokenmix.ops.cross_entropy import linear_cross_entropy
 from tokenmix.ops.linear import Linear
+from tokenmix.ops.norm import LayerNorm
 
 
 class Output(Head, Linear):
@@ -232,7 +233,7 @@ class Transform(Head):
     def __init__(self, config: TokenmixConfig) -> None:
         super().__init__()
         self.dense = Linear(config.d_model, config.d_model)
-        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.norm = LayerNorm(config.d_model, eps=config.norm_eps)
         self.activation = ACTIVATIONS[config.head_activation]
 
     def reset_parameters(self) -> None:

@@ -159,12 +159,12 @@ def _product(w: Tensor, x: Tensor) -> Tensor:
 def _finish(s: Tensor, x: Tensor, epilogue: Epilogue | None) -> Tensor:
     """The epilogue in few passes over memory, in place where nobody will ask for s again."""
     eager = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-    match epilogue:
-        case Gate(u, bias, addend) if not torch.is_grad_enabled() and s.dtype == u.dtype:
-            f = s if bias is None else s.add_(bias[:, None])
-            return (f if addend is None else f.add_(addend)).mul_(u)
-        case Compose(float(alpha)) if eager and s.dtype == x.dtype:
-            return _Compose.apply(s, x, alpha)
+    if isinstance(epilogue, Gate) and not torch.is_grad_enabled() and s.dtype == epilogue.u.dtype:
+        u, bias, addend = epilogue
+        f = s if bias is None else s.add_(bias[:, None])
+        return (f if addend is None else f.add_(addend)).mul_(u)
+    if isinstance(epilogue, Compose) and isinstance(epilogue.alpha, float) and eager and s.dtype == x.dtype:
+        return _Compose.apply(s, x, epilogue.alpha)
     return reference.apply_epilogue(s, x, epilogue)
 
 

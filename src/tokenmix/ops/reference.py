@@ -99,16 +99,17 @@ def persistent_weights(weight: Tensor, mask: Tensor | None, causal: bool, *, sof
 
 def apply_epilogue(s: Tensor, x: Tensor, epilogue: Epilogue | None) -> Tensor:
     """What happens to s = W·x on its way out."""
-    match epilogue:
-        case None:
-            return s
-        case Compose(alpha):
-            # X_C = α (X_S ⊙ X') + (1 − α)(X' − X_S)        Remixer, Sec. 2.1.2
-            return alpha * (s * x) + (1 - alpha) * (x - s)
-        case Gate(u, bias, addend):
-            # s(Z) = Z₁ ⊙ (W Z₂ + b)        gMLP, Eq. 4; the addend is aMLP's tiny attention
-            f = s + bias[:, None] if bias is not None else s
-            return u * (f if addend is None else f + addend)
+    if epilogue is None:
+        return s
+    if isinstance(epilogue, Compose):
+        # X_C = α (X_S ⊙ X') + (1 − α)(X' − X_S)        Remixer, Sec. 2.1.2
+        alpha = epilogue.alpha
+        return alpha * (s * x) + (1 - alpha) * (x - s)
+    if isinstance(epilogue, Gate):
+        # s(Z) = Z₁ ⊙ (W Z₂ + b)        gMLP, Eq. 4; the addend is aMLP's tiny attention
+        u, bias, addend = epilogue
+        f = s + bias[:, None] if bias is not None else s
+        return u * (f if addend is None else f + addend)
     raise TypeError(f"epilogue must be None, Compose or Gate; got {type(epilogue).__name__}")
 
 

@@ -28,6 +28,7 @@ from tokenmix.training.batches import Batch, Batches, split_rows
 from tokenmix.training.config import BudgetConfig, RunConfig
 from tokenmix.training.faults import TrainingFault, is_out_of_memory, memory_message, nonfinite_report
 from tokenmix.training.flops import StepFlops, peak_flops
+from tokenmix.training.graphs import GraphedSteps
 from tokenmix.training.optimizers import build_optimizer, clip
 from tokenmix.training.progress import Callback
 from tokenmix.training.schedules import learning_rate
@@ -130,16 +131,13 @@ class Trainer:
         self.replica = self.model  # what is called in a step: replicated and compiled
         if self.world > 1 and config.device.sharding == "none":
             self.replica = accelerator.prepare_model(self.model)
+        # a fused optimizer can leave out a step on the device, so that nobody waits for the loss
+        self.deferred = self.device.type == "cuda" and bool(self.optimizer.defaults.get("fused"))
         self.compiled = self._compiles()
         if self.compiled:
             torch._dynamo.config.recompile_limit = max(16, 4 * len(batches.shapes))
-            self.graphs = self._graphs()
-            mode = "reduce-overhead" if self.graphs else "default"
-            self.replica = torch.compile(self.replica, dynamic=False, mode=mode)
-        else:
-            self.graphs = False
-        # a fused optimizer can leave out a step on the device, so that nobody waits for the loss
-        self.deferred = self.device.type == "cuda" and bool(self.optimizer.defaults.get("fused"))
+            self.replica = torch.compile(self.replica, dynamic=False)
+        self.graphs = GraphedSteps(self._graphed, self.optimizer) if self._wants_graphs() else None
         self.pending: tuple[Batch, Tensor, Any] | None = None
         self.done = Counters(accumulate=config.device.accumulate)
         self.budget = Budget(config.budget, batches.per_epoch)
@@ -159,34 +157,45 @@ class Trainer:
             return False
         return self.device.type == "cuda" if wanted is None else wanted
 
-    def _graphs(self) -> bool:
+    def _wants_graphs(self) -> bool:
         """CUDA graphs: where a small model would wait for launches, not for arithmetic."""
-        if self.config.device.cuda_graphs is not None:
-            return self.config.device.cuda_graphs
+        wanted = self.config.device.cuda_graphs
+        alone = self.world == 1 and self.config.device.accumulate == 1 and self.augment is None
+        possible = self.deferred and alone and self.config.device.sharding == "none"
+        if wanted and not possible:
+            raise ValueError(
+                "device.cuda_graphs needs one GPU, optimizer.name=adamw, device.accumulate=1 and no augmentation"
+            )
         small = sum(p.numel() for p in self.model.parameters()) < 30e6
-        return small and self.device.type == "cuda" and self.world == 1 and self.config.device.accumulate == 1
+        return possible and (small and self.compiled if wanted is None else wanted)
 
     def warm_up(self) -> None:
-        """Compile every shape before the first step, so that no later step stops for it."""
-        if not self.compiled:
+        """Compile, and record, the step of every shape before the first one, so that no later step stops for it."""
+        if not self.compiled and self.graphs is None:
             return
         start = time.perf_counter()
+        self.model.train()
         share = self.batches.batch_size // self.world
         sizes = self.batches.examples.sizes()
         shortest = np.resize(np.argsort(sizes.sum(1), kind="stable"), share)
         for shape in self.batches.shapes:
             tensors = self.batches.examples.batch(shortest, np.zeros(share, dtype=np.int64), shape)
             batch = Batch(0, self._to_device(tensors), 0, share, shape)
-            for _ in range(3 if self.graphs else 1):  # a graph is recorded in the second run
-                self._mark()
-                self._backward(batch)
+            items = self._items(batch)
+            with contextlib.nullcontext() if self.graphs is None else self.graphs.own_stream():
+                self._gradients(batch, items, seed=0)
+                if self.graphs is not None:  # its state must be there: a step that is left out makes it
+                    self.optimizer.found_inf = torch.ones_like(items)  # type: ignore[attr-defined]
+                    self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
+            if self.graphs is not None:
+                self.graphs.record(shape, batch.tensors, items)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        self._say(
-            f"compiled {len(self.batches.shapes)} shapes in {seconds:.0f} s: {', '.join(map(str, self.batches.shapes))}"
-        )
+        done = "recorded" if self.graphs is not None else "compiled"
+        shapes = ", ".join(map(str, self.batches.shapes))
+        self._say(f"{done} {len(self.batches.shapes)} shapes in {seconds:.0f} s: {shapes}")
 
     # --------------------------------------------------------------------------------------------------- a step
 
@@ -227,30 +236,21 @@ class Trainer:
     def step(self, batch: Batch) -> Tensor:
         """Forward, backward and update for one batch; the answer is the loss, on the device."""
         seed = int(key(self.config.seed, 2, self.done.step, self.rank)[0] >> np.uint64(1))
-        torch.manual_seed(seed)
-        rate = learning_rate(self.config.schedule, self.lr, self.done.step, self.budget.total(self.done))
+        self.rate = learning_rate(self.config.schedule, self.lr, self.done.step, self.budget.total(self.done))
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.rate = rate
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self.rate)
+            else:
+                group["lr"] = self.rate
+        items = self._items(batch)
+        if self.graphs is not None:
+            torch.manual_seed(seed)
+            return self.graphs.replay(batch.shape, batch.tensors, items)
         self.model.train()
-        while True:
-            try:
-                self._mark()
-                loss = self._backward(batch)
-                break
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                self._make_room(batch, error)
-                torch.manual_seed(seed)
-        norm = None
-        if self.config.optimizer.clip > 0:
-            norm = clip(self.optimizer, self.config.optimizer.clip)
-            norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        healthy = loss.detach() if norm is None else loss.detach() + 0 * norm  # not finite if either is not
+        loss = self._gradients(batch, items, seed)
+        healthy = self._clipped(loss)
         if self.deferred:
-            self.optimizer.found_inf = (~torch.isfinite(healthy)).float()  # type: ignore[attr-defined]
-            self.optimizer.step()
+            self._update(healthy)
         elif math.isfinite(float(healthy)):
             self.optimizer.step()
         else:
@@ -258,15 +258,46 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return healthy
 
-    def _backward(self, batch: Batch) -> Tensor:
+    def _gradients(self, batch: Batch, items: Tensor, seed: int) -> Tensor:
+        """`_backward`, in more micro-batches where memory does not suffice and the user allows it."""
+        while True:
+            torch.manual_seed(seed)
+            try:
+                return self._backward(batch.tensors, items)
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._make_room(batch, error)
+
+    def _graphed(self, tensors: dict[str, Tensor], items: Tensor) -> Tensor:
+        """A whole step that never waits for the device."""
+        healthy = self._clipped(self._backward(tensors, items))
+        self._update(healthy)
+        self.optimizer.zero_grad(set_to_none=True)
+        return healthy
+
+    def _clipped(self, loss: Tensor) -> Tensor:
+        """Clip the gradients. The loss, made non-finite where they are."""
+        if self.config.optimizer.clip <= 0:
+            return loss.detach()
+        norm = clip(self.optimizer, self.config.optimizer.clip)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return loss.detach() + 0 * norm
+
+    def _update(self, healthy: Tensor) -> None:
+        """Update the weights, or leave them as they are where the loss is not finite; the device decides."""
+        self.optimizer.found_inf = (~torch.isfinite(healthy)).float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+
+    def _items(self, batch: Batch) -> Tensor:
+        """The number of labels of the batch (the mean over processes), on the device: compiled code must not know it."""
+        items = torch.full((), float(batch.items), device=self.device)
+        return self.accelerator.reduce(items, "sum") / self.world if self.token_loss and self.world > 1 else items
+
+    def _backward(self, tensors: dict[str, Tensor], items: Tensor) -> Tensor:
         """Gradients of the batch, in micro-batches; the loss is the mean over all tokens (or rows) of all processes."""
-        micro = split_rows(batch.tensors, self.done.accumulate)
-        rows = len(next(iter(batch.tensors.values())))
-        items: Any = float(batch.items)
-        if self.token_loss and self.world > 1:
-            items = self.accelerator.reduce(torch.tensor(items, device=self.device), "sum") / self.world
-        if self.token_loss and not isinstance(items, Tensor):
-            items = torch.tensor(items, device=self.device)  # a number would be compiled into the graph
+        micro = split_rows(tensors, self.done.accumulate)
+        rows = len(next(iter(tensors.values())))
         total = torch.zeros((), device=self.device)
         for number, part in enumerate(micro):
             last = number == len(micro) - 1
@@ -276,7 +307,7 @@ class Trainer:
             total += loss.detach()
         return self.accelerator.reduce(total, "mean") if self.world > 1 else total
 
-    def _loss(self, tensors: dict[str, Tensor], items: Any, share: float) -> Tensor:
+    def _loss(self, tensors: dict[str, Tensor], items: Tensor, share: float) -> Tensor:
         if self.augment is not None:
             pixels, targets = self.augment(tensors["pixel_values"], tensors["labels"])
             tensors = {"pixel_values": pixels * 2 - 1, "labels": targets}
@@ -297,10 +328,6 @@ class Trainer:
                 yield
         else:
             yield
-
-    def _mark(self) -> None:
-        if self.graphs:
-            torch.compiler.cudagraph_mark_step_begin()
 
     # ------------------------------------------------------------------------------------------- what goes wrong
 
@@ -351,6 +378,7 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         self.done.accumulate = min(rows, 2 * self.done.accumulate)
+        self.graphs = None
         self._say(f"{message.split(';')[0]}; going on with {self.done.accumulate} micro-batches per step")
 
     # --------------------------------------------------------------------------------------------------- book-keeping

@@ -72,9 +72,11 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig, lr: float | None 
         {"params": [p for n, p in learning if decayed(n, p)], "weight_decay": config.weight_decay},
         {"params": [p for n, p in learning if not decayed(n, p)], "weight_decay": 0.0},
     ]
+    fused = not sharded
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=lr, betas=config.betas, eps=config.eps, fused=not sharded
-    )
+        [group for group in groups if group["params"]], lr=lr, betas=config.betas, eps=config.eps, fused=fused,
+        capturable=fused and learning[0][1].is_cuda,
+    )  # fmt: skip
 
 
 def clip(optimizer: torch.optim.Optimizer, most: float) -> Tensor:

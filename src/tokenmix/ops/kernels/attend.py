@@ -157,9 +157,9 @@ def _keys_pass(
     key_ = key_bias.contiguous() if key_bias is not None else v
     flat = ds.flatten(0, 1)
 
+    tma = tma_ready(flat) and (bias is None or tma_ready(bias))
+
     def launch(c: Config) -> None:
-        # a tile of dS must not reach into the next head
-        tma = keys % c["BJ"] == 0 and tma_ready(flat) and (bias is None or tma_ready(bias))
         bias_ = v if bias is None else describe(bias, c["BJ"], c["BI"]) if tma else bias
         attention.attention_backward_keys[(triton.cdiv(keys, c["BJ"]), count * heads)](
             q, k, v, bias_, key_, mask_, g, lse, delta, dk, dv, describe(flat, c["BJ"], c["BI"]) if tma else ds,

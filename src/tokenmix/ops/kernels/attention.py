@@ -76,7 +76,7 @@ def attention_forward(
         s = tl.dot(qt, tl.trans(kt), input_precision=PRECISION)
         if BIAS:
             if TMA:
-                s += bias.load([head * queries + tl.program_id(0) * BI, j0]).to(tl.float32)
+                s += bias.load([head, tl.program_id(0) * BI, j0]).reshape((BI, BJ)).to(tl.float32)
             else:
                 at = bias + head * sbh + i_in[:, None] * sbi + j[None, :] * sbj
                 s += (tl.load(at) if EVEN_J else tl.load(at, mask=(j < keys)[None, :], other=0.0)).to(tl.float32)
@@ -156,7 +156,7 @@ def attention_backward_keys(
             s = tl.dot(kt, tl.trans(qt), input_precision=PRECISION)  # Sᵀ [keys, queries]
             if BIAS:
                 if TMA:
-                    s += bias.load([head * keys + tl.program_id(0) * BJ, i0]).to(tl.float32)
+                    s += bias.load([head, tl.program_id(0) * BJ, i0]).reshape((BJ, BI)).to(tl.float32)
                 else:
                     at = bias + head * sbh + i[None, :] * sbi + j_in[:, None] * sbj
                     s += (tl.load(at) if EVEN_I else tl.load(at, mask=(i < queries)[None, :], other=0.0)).to(tl.float32)
@@ -172,7 +172,7 @@ def attention_backward_keys(
             dst = (p * (dp - shift[None, :])).to(qt.dtype)
             acc_k = tl.dot(dst, qt, acc_k, input_precision=PRECISION)
         if TMA:
-            ds.store([ds_row.to(tl.int32), i0], dst)
+            ds.store([tl.program_id(1), tl.program_id(0) * BJ, i0], dst.reshape((1, BJ, BI)))
         else:
             at = ds + (ds_row + tl.arange(0, BJ))[:, None] * queries + i[None, :]
             tl.store(at, dst, mask=(i < queries)[None, :] & (j < keys)[:, None])

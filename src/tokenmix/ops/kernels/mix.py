@@ -36,7 +36,10 @@ def _spread(v, BM: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr):
 @triton.jit
 def _operand(t, b, i, c, sb, si, sc, real, corner, TMA: tl.constexpr):
     """A tile of an operand of the epilogue."""
-    v = t.load(corner) if TMA else tl.load(t + b * sb + i * si + c * sc, mask=real, other=0.0)
+    if TMA:
+        v = t.load(corner).reshape(real.shape)
+    else:
+        v = tl.load(t + b * sb + i * si + c * sc, mask=real, other=0.0)
     return v.to(tl.float32)
 
 
@@ -44,7 +47,7 @@ def _operand(t, b, i, c, sb, si, sc, real, corner, TMA: tl.constexpr):
 def _write(t, v, b, i, c, sb, si, real, corner, TMA: tl.constexpr):
     """A tile of a result."""
     if TMA:
-        t.store(corner, v.to(t.dtype))
+        t.store(corner, v.to(t.dtype).reshape((1, v.shape[0], v.shape[1])))
     else:
         tl.store(t + b * sb + i * si + c, v.to(t.dtype.element_ty), mask=real)
 
@@ -65,7 +68,7 @@ def _finish(
     c = (head * width + d)[None, :]
     i = (m0 + tl.arange(0, BM))[:, None]
     real = (i < queries) & (b < batch) & (d < width)[None, :]
-    corner = [b0 * queries + m0, head * width + d0 + n_first]
+    corner = [b0, m0, head * width + d0 + n_first]
     if MODE == "compose" or MODE == "compose_grad":
         if ALPHA == 0:
             a = alpha_value
@@ -145,8 +148,8 @@ def _mix(
         acc = tl.zeros((BM, BN), tl.float32)
         for k in tl.range(first, last, BK):
             if TMA:
-                a = w.load([head * queries + m0, k])
-                v = x.load([b0 * keys + k, head * width + d0])
+                a = w.load([head, m0, k]).reshape((BM, BK))
+                v = x.load([b0, k, head * width + d0]).reshape((BK, BN))  # 0 past the last key
             else:
                 a = tl.load(w_rows + k)
                 j = tl.minimum(k + kk, keys - 1)  # W is 0 where this clamps
@@ -233,17 +236,18 @@ def prepare(w: Tensor, dtype: torch.dtype, *, transpose: bool = False) -> Tensor
 
 
 def tma_ready(t: Tensor) -> bool:
-    """Can the bulk copy engine read t [batch, length, channels] as rows [batch · length, channels]?"""
+    """Can the bulk copy engine read t [batch, length, channels]?"""
     size = t.element_size()
-    flat = t.stride(0) == t.shape[1] * t.stride(1) or t.shape[0] == 1
-    return hopper() and flat and t.stride(2) == 1 and t.stride(1) * size % 16 == 0 and t.data_ptr() % 16 == 0
+    apart = t.stride(0) >= t.shape[1] * t.stride(1) or t.shape[0] == 1  # not one example spread over the batch
+    aligned = all(step * size % 16 == 0 for step in t.stride()[:2]) and t.data_ptr() % 16 == 0
+    return hopper() and apart and aligned and t.stride(2) == 1
 
 
 def describe(t: Tensor, rows: int, columns: int) -> Any:
-    """A descriptor for blocks [rows, columns] of t [batch, length, channels]."""
+    """A descriptor for blocks [1, rows, columns] of t [batch, length, channels]: 0 outside, where nothing is written."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return TensorDescriptor(t, [t.shape[0] * t.shape[1], t.shape[2]], [t.stride(1), 1], [rows, columns])
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, rows, columns])
 
 
 def mix(
@@ -298,11 +302,11 @@ def candidates(w: Tensor, x: Tensor, keys: int, masked: bool, bulk: bool) -> lis
     if x.dtype == torch.float32:
         return SINGLE_PRECISION
     heads, width = w.shape[0], x.shape[2] // w.shape[0]
-    tma = not masked and keys % PAD == 0 and tma_ready(x) and tma_ready(w)
+    tma = not masked and tma_ready(x) and tma_ready(w)
 
     def fits(config: Config) -> bool:
         columns = config["BN"]
-        if config["EPILOGUE_TMA"] and not (bulk and w.shape[1] % config["BM"] == 0 and width % columns == 0):
+        if config["EPILOGUE_TMA"] and not (bulk and width % columns == 0):
             return False
         return not config["TMA"] or (tma and width >= columns and (heads == 1 or width % columns == 0))
 

@@ -63,8 +63,8 @@ def _outer(
         b64 = b.to(tl.int64)
         if TMA:
             c0 = head * width + step % chunks * BK
-            gt = g.load([b * queries + ti * BM, c0])
-            xt = x.load([b * keys + tj * BN, c0])
+            gt = g.load([b, ti * BM, c0]).reshape((BM, BK))
+            xt = x.load([b, tj * BN, c0]).reshape((BN, BK))
         else:
             g_at = g + b64 * sgb + i_in[:, None] * sgi + c[None, :] * sgc
             x_at = x + b64 * sxb + j_in[:, None] * sxj + c[None, :] * sxc
@@ -79,7 +79,7 @@ def _outer(
             t = gt.to(tl.float32)
             if MODE != "plain":
                 if TMA:
-                    o = own.load([b * queries + ti * BM, c0])
+                    o = own.load([b, ti * BM, c0]).reshape((BM, BK))
                 else:
                     o_at = own + b64 * sob + i_in[:, None] * soi + c[None, :] * soc
                     o = tl.load(o_at) if EVEN else tl.load(o_at, mask=inside, other=0.0)
@@ -100,7 +100,7 @@ def _outer(
             gt = t.to(gt.dtype)
             if step % live == tj:
                 if TMA:
-                    ds.store([b * queries + ti * BM, c0], gt)
+                    ds.store([b, ti * BM, c0], gt.reshape((1, BM, BK)))
                 else:
                     to = ds + b64 * sdb + i[:, None] * sdi + c[None, :]
                     tl.store(to, gt, mask=(i < queries)[:, None] & (d < width)[None, :])
@@ -201,8 +201,8 @@ def candidates(g: Tensor, own: Tensor, x: Tensor, heads: int, masked: bool, simp
     tma = not masked and all(map(tma_ready, (g, own, x)))
 
     def fits(c: Config) -> bool:
-        if c["gluon"] and not (simple and keys % c["BN"] == 0):
+        if c["gluon"] and not (simple and keys % c["BN"] == 0 and queries % c["BM"] == 0):
             return False
-        return not c["TMA"] or (tma and width % c["BK"] == 0 and queries % c["BM"] == 0)
+        return not c["TMA"] or (tma and width % c["BK"] == 0)
 
     return [c for c in HALF_PRECISION if fits(c)]

@@ -35,17 +35,16 @@ def fused_persist(
     addend: Tensor | None = None
     alpha: Tensor | None = None
     mode, value = "plain", 0.0
-    match epilogue:
-        case Compose(a):
-            mode = "compose"
-            if isinstance(a, Tensor):
-                alpha = _as_alpha(a, x)
-            else:
-                value = float(a)
-        case Gate(gate, bias, addend):
-            mode = "gate"
-            u = gate.to(x.dtype).expand(x.shape[0], w.shape[1], x.shape[2])
-            addend = None if addend is None else addend.expand_as(u)
+    if isinstance(epilogue, Compose):
+        mode = "compose"
+        if isinstance(epilogue.alpha, Tensor):
+            alpha = _as_alpha(epilogue.alpha, x)
+        else:
+            value = float(epilogue.alpha)
+    elif isinstance(epilogue, Gate):
+        mode, bias = "gate", epilogue.bias
+        u = epilogue.u.to(x.dtype).expand(x.shape[0], w.shape[1], x.shape[2])
+        addend = None if epilogue.addend is None else epilogue.addend.expand_as(u)
     tensors = (w, x, row, u, bias, addend, alpha)
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     arguments = (w, x, row, mask, causal, mode, u, bias, addend, alpha, value, keep)
