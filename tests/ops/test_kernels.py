@@ -140,6 +140,61 @@ def test_persist_in_the_sizes_of_models(kind: str, heads: int) -> None:
     assert not disagreements(lambda **t: call(persist, **t), lambda **t: call(reference.persist, **t), inputs)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [128, 196, 384, 512])
+@pytest.mark.parametrize("mode", ["plain", "compose", "compose_grad", "gate", "gate_grad"])
+def test_every_configuration_of_mix_agrees(mode: str, length: int) -> None:
+    """All that can run on these tensors, not only the one that tuning chooses; halves of a wider tensor, as in gMLP."""
+    from tokenmix.ops.kernels import mix as module
+
+    w = draw(1, length, length, dtype=torch.bfloat16) / length**0.5
+    x, own, other = (draw(7, length, 768, dtype=torch.bfloat16)[..., :384] for _ in range(3))
+    bias = torch.randn(length, device=DEVICE)
+    s, a = w.double()[0] @ x.double(), 0.3
+    f, o, t = s + bias.double()[:, None], own.double(), other.double()
+    expected = {
+        "plain": (s,), "compose": (a * s * o + (1 - a) * (o - s), s), "compose_grad": (s + o * (a * t + 1 - a),),
+        "gate": (o * f, f), "gate_grad": (s, o * t),
+    }[mode]  # fmt: skip
+    given: dict[str, Any] = {"own": None if mode == "plain" else own, "bias": bias if mode == "gate" else None}
+    given["other"] = other if mode.endswith("grad") else None
+    if mode == "compose":  # composes x with itself
+        expected = (a * s * x.double() + (1 - a) * (x.double() - s), s)
+        given["own"] = x
+    ready = module.prepare(w, x.dtype)
+    configs = module.candidates(ready, x, False, True, length % 64 == 0 and mode != "plain")
+    assert len(configs) >= 5
+    for config in configs:
+        got = [torch.full((7, length, 384), torch.nan, device=DEVICE, dtype=x.dtype) for _ in expected]
+        module.mix(
+            ready, x, got[0], keys=length, mode=mode, extra=got[1] if len(got) > 1 else None, alpha_value=a,
+            configs=[config], **given,
+        )  # fmt: skip
+        for ours, right in zip(got, expected, strict=True):
+            assert (ours.double() - right).norm() / right.norm() < 1e-2, config
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [196, 512])
+@pytest.mark.parametrize("mode", ["plain", "compose", "gate"])
+def test_every_configuration_of_outer_agrees(mode: str, length: int) -> None:
+    from tokenmix.ops.kernels import outer as module
+
+    g, x, u = (draw(7, length, 768, dtype=torch.bfloat16)[..., :384] for _ in range(3))
+    own = x if mode == "compose" else u
+    factor = {"plain": 1.0, "compose": 0.3 * x.double() - 0.7, "gate": u.double()}[mode]
+    right = g.double() * factor
+    configs = module.candidates(g, own, x, 1, False, True)
+    assert len(configs) >= 3
+    for config in configs:
+        dw, ds, total = module.outer(g, x, 1, mode=mode, own=own, alpha_value=0.3, total=True, configs=[config])
+        assert total is not None
+        for ours, wanted in ((dw[0], torch.einsum("bic,bjc->ij", right, x.double())), (ds, right)):
+            assert (ours.double() - wanted).norm() / wanted.norm() < 1e-2, config
+        if mode != "plain":
+            assert (total.double() - right.sum((0, 2))).norm() / right.sum((0, 2)).norm() < 1e-2, config
+
+
 @needs_kernels
 @pytest.mark.gpu
 def test_gradient_of_the_matrix_has_the_same_bits_every_time() -> None:

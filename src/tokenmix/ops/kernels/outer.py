@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmix.ops.kernels import INTERPRETING
-from tokenmix.ops.kernels.mix import describe, tma_ready
+from tokenmix.ops.kernels.mix import describe, rows_only, tma_ready
 from tokenmix.ops.kernels.tune import Config, choose, precision, processors
 
 
@@ -180,7 +180,7 @@ def outer(
         return _added(dw), None if sums is None else sums.sum((0, 1))
 
     if configs is None:
-        simple = heads == 1 and row is None and alpha is None and not causal
+        simple = heads == 1 and row is None and alpha is None and not causal and all(map(rows_only, (g, own_, x)))
         configs = candidates(g, own_, x, heads, mask is not None, simple)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None, total)
     dw, sums = launch(choose("outer", key, configs, launch))
