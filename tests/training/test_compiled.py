@@ -82,7 +82,7 @@ def test_recorded_steps_are_the_steps_that_were_recorded(tmp_path: Path) -> None
         train(
             tiny(
                 tmp_path / str(graphs), device__device="cuda", device__compile=True, device__cuda_graphs=graphs,
-                device__precision="fp32",                 budget__steps=40, data__buckets=2, log_every=1, optimizer__clip=0.5,
+                device__precision="fp32", budget__steps=40, data__buckets=2, log_every=1, optimizer__clip=0.5,
             ),
             callbacks=[watch],
         )  # fmt: skip
