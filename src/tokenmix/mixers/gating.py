@@ -7,7 +7,6 @@ Y = s(Z) V                            gMLP, Eq. 1–4
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +17,11 @@ from tokenmix.mixers.expression import Sublayer, flag, one_of, option, register,
 from tokenmix.mixers.rows import Rows
 from tokenmix.mixers.site import Site
 from tokenmix.ops import Gate, attend, persist, persist_toeplitz, reference, toeplitz
+from tokenmix.ops.kernels import usable
 from tokenmix.ops.linear import gelu_linear
 from tokenmix.ops.norm import LayerNorm
+
+WIDEST = 4096  # a row of this many channels fits into the registers of a kernel
 
 
 @register("gmlp")
@@ -84,8 +86,11 @@ class GmlpBlock(Mixer):
         rows: Rows | None = None,
         **_: Any,
     ) -> Tensor:
-        z1, z2 = self._halves(x) if self.spec.gate == "split" else (gelu_linear(self.u, x),) * 2
-        z2 = self.norm(z2)
+        if self.spec.gate == "split":
+            z1, z2 = self._halves(x)
+        else:
+            z1 = gelu_linear(self.u, x)
+            z2 = self.norm(z1)
         if rows is not None:
             z1, z2 = rows.spread(z1), rows.spread(z2)
         tiny = None if self.attention is None else self.attention(x, mask, slot=slot, record=record)
@@ -107,12 +112,20 @@ class GmlpBlock(Mixer):
                 s = self._gate(z1, f if tiny is None else f + tiny)
         return self.v(self.dropout(s if rows is None else rows.gather(s)))
 
-    def _halves(self, x: Tensor) -> Sequence[Tensor]:
-        """Z₁ and Z₂ of Z = gelu(X U). A CPU makes them one by one, since cutting costs a copy and joining a pass back."""
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
-            return gelu_linear(self.u, x).chunk(2, -1)
-        half = self.u.out_features // 2
-        return [gelu_linear(self.u, x, rows=rows) for rows in (slice(half), slice(half, None))]
+    def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Z₁ and norm(Z₂) of Z = gelu(X U), in one kernel where there is one."""
+        if x.device.type == "cpu" and not torch.compiler.is_compiling():
+            # one by one: on a CPU cutting costs a copy, and joining a pass on the way back
+            half = self.u.out_features // 2
+            z1, z2 = (gelu_linear(self.u, x, rows=rows) for rows in (slice(half), slice(half, None)))
+            return z1, self.norm(z2)
+        h = self.u(x)
+        if usable(h) and self.width <= WIDEST:
+            from tokenmix.ops.kernels.gelu_norm import gelu_norm
+
+            return gelu_norm(h, self.norm.weight, self.norm.bias, self.norm.eps)
+        z1, z2 = nn.functional.gelu(h).chunk(2, -1)
+        return z1, self.norm(z2)
 
     def _project(self, z: Tensor, mask: Tensor | None, epilogue: Gate | None = None) -> Tensor:
         """epilogue(W z); a Toeplitz W over a long sequence is never built."""

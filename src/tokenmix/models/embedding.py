@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmix.models.config import TokenmixConfig
-from tokenmix.ops.linear import Linear
+from tokenmix.ops.linear import Linear, linear
 from tokenmix.ops.norm import LayerNorm
 
 
@@ -123,7 +123,13 @@ class Patches(nn.Module):
                 f"pixel_values must be [batch, {c.channels}, {c.image_size}, {c.image_size}] for this model; "
                 f"got {list(pixels.shape)}: resize the images, or build the model with another image_size or channels"
             )
-        x = self.projection(pixels).flatten(2).transpose(1, 2)
+        # a convolution whose windows do not overlap is one product
+        n, p = c.image_size // c.patch_size, c.patch_size
+        windows = (
+            pixels.unflatten(3, (n, p)).unflatten(2, (n, p)).permute(0, 2, 4, 1, 3, 5)
+        )  # [batch, n, n, channels, p, p]
+        windows = windows.flatten(3).flatten(1, 2)
+        x = linear(windows, self.projection.weight.flatten(1), self.projection.bias)
         if self.cls is not None:
             x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], 1)
         return x if self.positions is None else x + self.positions

@@ -1,0 +1,153 @@
+"""gelu of both halves of a row and the norm of the second, forward and backward, each in one pass over memory.
+
+z₁ = gelu(a),  z₂ = norm(g) w + b,  g = gelu(c)                     of a row h = [a, c]
+da = dz₁ gelu'(a),  dc = dg gelu'(c),  dg = r (dx − mean(dx) − x̂ mean(dx x̂)),  dx = w dz₂,  x̂ = (g − mean(g)) r
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmix.ops.kernels.tune import processors
+
+
+@triton.jit
+def _cdf(x):
+    """Φ(x) of the normal distribution; gelu(x) = x Φ(x)."""
+    return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def _slope(x):
+    """gelu'(x) = Φ(x) + x φ(x)."""
+    return _cdf(x) + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+
+
+@triton.jit
+def _forward(h, w, b, z1, z2, mean, r, rows, width, eps, R: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * R + tl.arange(0, R)
+    d = tl.arange(0, BLOCK)
+    real = (d < width)[None, :]
+    inside = (i < rows)[:, None] & real
+    place = i.to(tl.int64)[:, None] * width + d[None, :]
+    source = place + i.to(tl.int64)[:, None] * width  # rows of h are twice as long
+    a = tl.load(h + source, mask=inside, other=0.0).to(tl.float32)
+    tl.store(z1 + place, (a * _cdf(a)).to(z1.dtype.element_ty), mask=inside)
+    c = tl.load(h + source + width, mask=inside, other=0.0).to(tl.float32)
+    g = c * _cdf(c)
+    m = tl.sum(g, 1) / width
+    g = tl.where(real, g - m[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(g * g, 1) / width + eps)
+    gain = tl.load(w + d, mask=d < width, other=0.0).to(tl.float32)[None, :]
+    shift = tl.load(b + d, mask=d < width, other=0.0).to(tl.float32)[None, :]
+    tl.store(z2 + place, (g * scale[:, None] * gain + shift).to(z2.dtype.element_ty), mask=inside)
+    tl.store(mean + i, m, mask=i < rows)
+    tl.store(r + i, scale, mask=i < rows)
+
+
+@triton.jit
+def _backward(
+    dz1, dz2, h, w, mean, r, dh, dw, db, rows, width, blocks, R: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    d = tl.arange(0, BLOCK)
+    real = (d < width)[None, :]
+    gain = tl.load(w + d, mask=d < width, other=0.0).to(tl.float32)[None, :]
+    sum_w = tl.zeros((BLOCK,), tl.float32)
+    sum_b = tl.zeros((BLOCK,), tl.float32)
+    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+        i = block * R + tl.arange(0, R)
+        inside = (i < rows)[:, None] & real
+        place = i.to(tl.int64)[:, None] * width + d[None, :]
+        source = place + i.to(tl.int64)[:, None] * width
+        a = tl.load(h + source, mask=inside, other=0.0).to(tl.float32)
+        da = tl.load(dz1 + place, mask=inside, other=0.0).to(tl.float32) * _slope(a)
+        tl.store(dh + source, da.to(dh.dtype.element_ty), mask=inside)
+        c = tl.load(h + source + width, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(dz2 + place, mask=inside, other=0.0).to(tl.float32)
+        m = tl.load(mean + i, mask=i < rows, other=0.0)[:, None]
+        scale = tl.load(r + i, mask=i < rows, other=0.0)[:, None]
+        x = tl.where(inside, (c * _cdf(c) - m) * scale, 0.0)
+        dx = dy * gain
+        dg = scale * (dx - (tl.sum(dx, 1) / width)[:, None] - x * (tl.sum(dx * x, 1) / width)[:, None])
+        tl.store(dh + source + width, (dg * _slope(c)).to(dh.dtype.element_ty), mask=inside)
+        sum_w += tl.sum(dy * x, 0)
+        sum_b += tl.sum(dy, 0)
+    tl.store(dw + tl.program_id(0) * width + d, sum_w, mask=d < width)
+    tl.store(db + tl.program_id(0) * width + d, sum_b, mask=d < width)
+
+
+def _sizes(width: int, most: int) -> tuple[int, int]:
+    """Rows and columns of a tile of about `most` numbers."""
+    block = triton.next_power_of_2(width)
+    return max(1, most // block), block
+
+
+@torch.library.custom_op("tokenmix::gelu_norm", mutates_args=())
+def gelu_norm_op(h: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(z₁, z₂, mean, 1/deviation) of h [..., 2 · width]; the statistics are [rows] in float32."""
+    h = h.contiguous()
+    width, rows = h.shape[-1] // 2, h.shape[:-1].numel()
+    z1, z2 = (h.new_empty(*h.shape[:-1], width) for _ in range(2))
+    mean, scale = (h.new_empty(rows, dtype=torch.float32) for _ in range(2))
+    tile, block = _sizes(width, 4096)
+    _forward[(triton.cdiv(rows, tile),)](
+        h, weight, bias, z1, z2, mean, scale, rows, width, eps, R=tile, BLOCK=block, num_warps=8
+    )
+    return z1, z2, mean, scale
+
+
+@gelu_norm_op.register_fake
+def _(h, weight, bias, eps):
+    half = (*h.shape[:-1], h.shape[-1] // 2)
+    rows = h.shape[:-1].numel()
+    return h.new_empty(half), h.new_empty(half), *(h.new_empty(rows, dtype=torch.float32) for _ in range(2))
+
+
+@torch.library.custom_op("tokenmix::gelu_norm_backward", mutates_args=())
+def gelu_norm_backward(
+    dz1: Tensor, dz2: Tensor, h: Tensor, weight: Tensor, mean: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of h, weight and bias."""
+    dz1, dz2, h = dz1.contiguous(), dz2.contiguous(), h.contiguous()
+    width, rows = h.shape[-1] // 2, h.shape[:-1].numel()
+    tile, block = _sizes(width, 2048)
+    blocks = triton.cdiv(rows, tile)
+    programs = min(blocks, 4 * processors())
+    dh = torch.empty_like(h)
+    dw, db = (h.new_empty(programs, width, dtype=torch.float32) for _ in range(2))
+    _backward[(programs,)](
+        dz1, dz2, h, weight, mean, scale, dh, dw, db, rows, width, blocks, R=tile, BLOCK=block, num_warps=8
+    )
+    return dh, dw.sum(0).to(weight.dtype), db.sum(0).to(weight.dtype)
+
+
+@gelu_norm_backward.register_fake
+def _(dz1, dz2, h, weight, mean, scale):
+    return h.new_empty(h.shape), torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _setup(ctx, inputs, output):
+    ctx.set_materialize_grads(False)
+    h, weight, _, _ = inputs
+    ctx.save_for_backward(h, weight, *output[2:])
+
+
+def _grads(ctx, dz1, dz2, *_):
+    h, weight, mean, scale = ctx.saved_tensors
+    if dz1 is None and dz2 is None:
+        return None, None, None, None
+    dz1 = torch.zeros_like(dz2) if dz1 is None else dz1
+    dz2 = torch.zeros_like(dz1) if dz2 is None else dz2
+    return *torch.ops.tokenmix.gelu_norm_backward(dz1, dz2, h, weight, mean, scale), None
+
+
+gelu_norm_op.register_autograd(_grads, setup_context=_setup)
+
+
+def gelu_norm(h: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """gelu of the first half of h's channels, and the layer norm of gelu of the second."""
+    return torch.ops.tokenmix.gelu_norm(h, weight, bias, eps)[:2]
