@@ -141,10 +141,9 @@ def test_persist_in_the_sizes_of_models(kind: str, heads: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("language", ["triton", "gluon"])
 @pytest.mark.parametrize("length", [128, 196, 384, 512])
 @pytest.mark.parametrize("mode", ["plain", "compose", "compose_grad", "gate", "gate_grad"])
-def test_every_configuration_of_mix_agrees(mode: str, length: int, language: str) -> None:
+def test_every_configuration_of_mix_agrees(mode: str, length: int) -> None:
     """All that can run on these tensors, not only the one that tuning chooses; halves of a wider tensor, as in gMLP."""
     from tokenmix.ops.kernels import mix as module
 
@@ -163,12 +162,8 @@ def test_every_configuration_of_mix_agrees(mode: str, length: int, language: str
         expected = (a * s * x.double() + (1 - a) * (x.double() - s), s)
         given["own"] = x
     ready = module.prepare(w, x.dtype)
-    configs = module.candidates(ready, x, False, True, length % 64 == 0 and mode != "plain")
-    configs = [config for config in configs if config["gluon"] == (language == "gluon")]
-    if language == "gluon" and (length == 196 or mode == "plain"):
-        assert not configs
-    else:
-        assert configs
+    configs = module.candidates(ready, x, False, True)
+    assert len(configs) >= 5
     for config in configs:
         got = [torch.full((7, length, 384), torch.nan, device=DEVICE, dtype=x.dtype) for _ in expected]
         module.mix(

@@ -25,7 +25,6 @@ from tokenmix.ops.kernels import INTERPRETING
 from tokenmix.ops.kernels.tune import Config, choose, hopper, precision, processors
 
 PAD = 64  # W's columns are padded with zeros to a multiple of this; no block of keys is larger
-LONGEST = 512  # 128 rows of a W this long fit into shared memory
 
 
 @triton.jit
@@ -202,15 +201,13 @@ def _mix(
 
 
 def _config(BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, flatten: bool = False,
-            sub: int = 1, per_sm: int = 0, bulk: bool = False, gluon: bool = False) -> Config:  # fmt: skip
-    """per_sm: persistent programs per multiprocessor, 0 for one program per tile. bulk: the epilogue by TMA, too.
-    gluon: the kernel of `mix_hopper`."""
+            sub: int = 1, per_sm: int = 0, bulk: bool = False) -> Config:  # fmt: skip
+    """per_sm: persistent programs per multiprocessor, 0 for one program per tile. bulk: the epilogue by TMA, too."""
     return {"BM": BM, "BN": BN, "BK": BK, "SUB": sub, "TMA": tma, "EPILOGUE_TMA": bulk, "FLATTEN": flatten,
-            "per_sm": per_sm, "gluon": gluon, "num_warps": warps, "num_stages": stages}  # fmt: skip
+            "per_sm": per_sm, "num_warps": warps, "num_stages": stages}  # fmt: skip
 
 
 HALF_PRECISION = [
-    _config(128, 128, 64, 4, 6, tma=True, bulk=True, gluon=True),
     _config(128, 256, 64, 8, 3, tma=True, flatten=True, per_sm=1, sub=2),
     _config(128, 128, 64, 4, 3, tma=True, sub=2, bulk=True),
     _config(128, 128, 64, 4, 3, tma=True, flatten=True, per_sm=2, sub=2),
@@ -279,11 +276,6 @@ def mix(
 
     def launch(config: Config) -> None:
         block = dict(config)
-        if block.pop("gluon"):
-            from tokenmix.ops.kernels.mix_hopper import launch_mix_hopper
-
-            launch_mix_hopper(w, x, y, mode=mode, extra=extra, own=own, other=other, bias=bias, alpha_value=alpha_value)
-            return
         per_sm, tma, bulk = block.pop("per_sm"), block["TMA"], block["EPILOGUE_TMA"]
         bd = min(block["BN"], max(16, triton.next_power_of_2(width)))
         tiles = (
@@ -303,16 +295,13 @@ def mix(
 
     if configs is None:
         bulk = all(tma_ready(t) for t in (y, extra_, own_, other_))
-        simple = mask is None and row is None and alpha is None and not causal
-        simple = simple and mode != "plain" and not (mode == "gate" and other is not None)
-        resident = simple and all(map(rows_only, (x, y, extra_, own_, other_))) and keys == padded <= LONGEST
-        configs = candidates(w, x, mask is not None, bulk, resident)
+        configs = candidates(w, x, mask is not None, bulk)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None)
     launch(choose("mix", key, configs, launch))
 
 
-def candidates(w: Tensor, x: Tensor, masked: bool, bulk: bool, resident: bool) -> list[Config]:
-    """The configurations that can run on these tensors. bulk: the epilogue can go by TMA; resident: W by `mix_hopper`."""
+def candidates(w: Tensor, x: Tensor, masked: bool, bulk: bool) -> list[Config]:
+    """The configurations that can run on these tensors. bulk: the epilogue can go by TMA."""
     if INTERPRETING:
         return INTERPRETED
     if x.dtype == torch.float32:
@@ -322,8 +311,6 @@ def candidates(w: Tensor, x: Tensor, masked: bool, bulk: bool, resident: bool) -
 
     def fits(config: Config) -> bool:
         columns = config["BN"]
-        if config["gluon"] and not (resident and heads == 1 and w.shape[1] % config["BM"] == 0):
-            return False
         if config["EPILOGUE_TMA"] and not (bulk and width % columns == 0):
             return False
         return not config["TMA"] or (tma and width >= columns and (heads == 1 or width % columns == 0))
