@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmix.ops.kernels.tune import processors
+from tokenmix.ops.kernels.tune import Config, choose, processors
 
 
 @triton.jit
@@ -80,10 +80,18 @@ def _backward(
     tl.store(db + tl.program_id(0) * width + d, sum_b, mask=d < width)
 
 
-def _sizes(width: int, most: int) -> tuple[int, int]:
-    """Rows and columns of a tile of about `most` numbers."""
+CONFIGS: list[Config] = [  # numbers in a tile of whole rows
+    {"most": 4096, "num_warps": 8},
+    {"most": 2048, "num_warps": 8},
+    {"most": 2048, "num_warps": 4},
+    {"most": 1024, "num_warps": 4},
+]
+
+
+def _tile(config: Config, width: int) -> dict[str, int]:
+    """Rows and columns of a tile."""
     block = triton.next_power_of_2(width)
-    return max(1, most // block), block
+    return {"R": max(1, config["most"] // block), "BLOCK": block, "num_warps": config["num_warps"]}
 
 
 @torch.library.custom_op("tokenmix::gelu_norm", mutates_args=())
@@ -93,10 +101,13 @@ def gelu_norm_op(h: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[T
     width, rows = h.shape[-1] // 2, h.shape[:-1].numel()
     z1, z2 = (h.new_empty(*h.shape[:-1], width) for _ in range(2))
     mean, scale = (h.new_empty(rows, dtype=torch.float32) for _ in range(2))
-    tile, block = _sizes(width, 4096)
-    _forward[(triton.cdiv(rows, tile),)](
-        h, weight, bias, z1, z2, mean, scale, rows, width, eps, R=tile, BLOCK=block, num_warps=8
-    )
+
+    def launch(config: Config) -> None:
+        tile = _tile(config, width)
+        grid = (triton.cdiv(rows, tile["R"]),)
+        _forward[grid](h, weight, bias, z1, z2, mean, scale, rows, width, eps, **tile)
+
+    launch(choose("gelu_norm", (h.dtype, rows, width), CONFIGS, launch))
     return z1, z2, mean, scale
 
 
@@ -114,14 +125,17 @@ def gelu_norm_backward(
     """Gradients of h, weight and bias."""
     dz1, dz2, h = dz1.contiguous(), dz2.contiguous(), h.contiguous()
     width, rows = h.shape[-1] // 2, h.shape[:-1].numel()
-    tile, block = _sizes(width, 2048)
-    blocks = triton.cdiv(rows, tile)
-    programs = min(blocks, 4 * processors())
     dh = torch.empty_like(h)
-    dw, db = (h.new_empty(programs, width, dtype=torch.float32) for _ in range(2))
-    _backward[(programs,)](
-        dz1, dz2, h, weight, mean, scale, dh, dw, db, rows, width, blocks, R=tile, BLOCK=block, num_warps=8
-    )
+
+    def launch(config: Config) -> tuple[Tensor, Tensor]:
+        tile = _tile(config, width)
+        blocks = triton.cdiv(rows, tile["R"])
+        programs = min(blocks, 4 * processors())
+        dw, db = (h.new_empty(programs, width, dtype=torch.float32) for _ in range(2))
+        _backward[(programs,)](dz1, dz2, h, weight, mean, scale, dh, dw, db, rows, width, blocks, **tile)
+        return dw, db
+
+    dw, db = launch(choose("gelu_norm_backward", (h.dtype, rows, width), CONFIGS, launch))
     return dh, dw.sum(0).to(weight.dtype), db.sum(0).to(weight.dtype)
 
 
