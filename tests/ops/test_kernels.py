@@ -195,6 +195,54 @@ def test_every_configuration_of_outer_agrees(mode: str, length: int) -> None:
             assert (total.double() - right.sum((0, 2))).norm() / right.sum((0, 2)).norm() < 1e-2, config
 
 
+def real_and_fake(op: Any, *arguments: Any) -> list[tuple[Any, Any]]:
+    """(shape, strides, dtype) of each result, as it is and as the compiler is told; what is empty is left out."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        fake = op(*(mode.from_tensor(t) if isinstance(t, Tensor) else t for t in arguments))
+    pairs = zip(op(*arguments), fake, strict=True)
+    return [((r.shape, r.stride(), r.dtype), (f.shape, f.stride(), f.dtype)) for r, f in pairs if r.numel()]
+
+
+@needs_kernels
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_compiler_is_told_the_truth_about_attend(shared: bool) -> None:
+    import tokenmix.ops.kernels.attend  # noqa: F401  registers the operators
+
+    q, v = draw(3, 2, 21, 8, dtype=torch.float32), draw(3, 2, 37, 16, dtype=torch.float32)
+    k, bias = draw(1 if shared else 3, 2, 37, 8, dtype=torch.float32), draw(2, 21, 37, dtype=torch.float32)
+    terms = (q, k, v, bias, draw(2, 37, dtype=torch.float32), lengths(3, 37), False)
+    out, lse = torch.ops.tokenmix.attend(*terms)
+    pairs = real_and_fake(torch.ops.tokenmix.attend, *terms)
+    pairs += real_and_fake(
+        torch.ops.tokenmix.attend_backward, torch.randn_like(out), *terms, out, lse, [True, True]
+    )  # fmt: skip
+    assert len(pairs) == 7
+    assert all(real == fake for real, fake in pairs), pairs
+
+
+@needs_kernels
+@pytest.mark.parametrize("mode", ["plain", "compose", "gate"])
+def test_the_compiler_is_told_the_truth_about_persist(mode: str) -> None:
+    import tokenmix.ops.kernels.persist  # noqa: F401  registers the operators
+
+    w, x, row = torch.randn(2, 21, 21, device=DEVICE), draw(3, 21, 16, dtype=torch.float32), torch.rand(3, 21, 2)
+    gate = mode == "gate"
+    u, addend = (draw(3, 21, 16, dtype=torch.float32) if gate else None for _ in range(2))
+    bias = torch.randn(21, device=DEVICE) if gate else None
+    alpha = torch.rand(16, device=DEVICE) if mode == "compose" else None
+    given = (row.to(DEVICE), lengths(3, 21), False, mode, u, bias)
+    y, kept = torch.ops.tokenmix.persist(w, x, *given, addend, alpha, 0.0, True)
+    needs = [True, True, True, gate, gate, gate, mode == "compose"]
+    pairs = real_and_fake(torch.ops.tokenmix.persist, w, x, *given, addend, alpha, 0.0, True)
+    pairs += real_and_fake(
+        torch.ops.tokenmix.persist_backward, torch.randn_like(y), w, x, y, kept, *given, alpha, 0.0, needs
+    )  # fmt: skip
+    assert len(pairs) == (1 if mode == "plain" else 2) + sum(needs)
+    assert all(real == fake for real, fake in pairs), pairs
+
+
 @needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(

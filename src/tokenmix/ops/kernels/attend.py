@@ -136,7 +136,7 @@ def attend_backward(
         sums = part if sums is None else sums + part if part is not None else None
     dbias, dkey = v.new_empty(0), v.new_empty(0)
     if need_bias and bias is not None and sums is not None:
-        dbias = sums.transpose(1, 2).to(bias.dtype, memory_format=torch.contiguous_format)
+        dbias = sums.transpose(1, 2).to(bias.dtype).contiguous()
     if need_key_bias and key_bias is not None and sums is not None:
         dkey = sums.sum(2).to(key_bias.dtype)
     return _shared(dq, q), _shared(dk, k), dv, dbias, dkey
@@ -144,7 +144,9 @@ def attend_backward(
 
 def _shared(grad: Tensor, t: Tensor) -> Tensor:
     """The gradient of a tensor that the batch shares is a sum."""
-    return grad if t.shape[0] == grad.shape[0] else grad.sum(0, keepdim=True, dtype=torch.float32).to(grad.dtype)
+    if t.shape[0] == grad.shape[0]:
+        return grad
+    return grad.sum(0, keepdim=True, dtype=torch.float32).to(grad.dtype).contiguous()
 
 
 def _keys_pass(
@@ -197,7 +199,8 @@ def _queries_pass(
 def _(g, q, k, v, bias, key_bias, mask, causal, out, lse, needs):
     dbias = v.new_empty(bias.shape, dtype=bias.dtype) if needs[0] else v.new_empty(0)
     dkey = v.new_empty(key_bias.shape, dtype=key_bias.dtype) if needs[1] else v.new_empty(0)
-    return _rows_first(q), _rows_first(k), _rows_first(v), dbias, dkey
+    dq, dk = (_rows_first(t) if t.shape[0] == v.shape[0] else t.new_empty(t.shape) for t in (q, k))
+    return dq, dk, _rows_first(v), dbias, dkey
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
