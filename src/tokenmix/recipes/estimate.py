@@ -1,7 +1,7 @@
 """How long a recipe takes on one H200, before it is run: launches bound small models, arithmetic the large ones.
 
-An estimate, for planning: 50 steps a second at most (small compiled models, evaluation included), and a third of the
-machine's bf16 peak for the arithmetic.
+An estimate, for planning: 250 steps a second at most, evaluation included (a small model that is compiled and recorded
+makes 392 on COGS, `benchmarks/results/train-loop-h200.json`), and a third of the machine's bf16 peak for the arithmetic.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tokenmix.recipes.recipe import Recipe, Stage, get_recipe
 from tokenmix.recipes.run import config_of, contenders_of
 from tokenmix.training import RunConfig
 
-STEPS_PER_SECOND = 50.0
+STEPS_PER_SECOND = 250.0
 FLOPS_PER_SECOND = 330e12
-START = 0.5  # minutes of a run that are not steps: compiling, judging
+START = 1.5  # minutes of a run that are not steps: compiling, judging
 EPOCH_EXAMPLES = {"imagenet": 1_281_167, "sst2": 67_349, "mnli": 392_702}
 # Typical lengths of input and target in a padded batch, in tokens, where the data and not a setting decides them.
 LENGTHS = {
-    "cogs": (24, 160),
+    "cogs": (16, 56),
     "multi30k": (32, 32),
     "snli": (48, 8),
     "conjnli": (64, 8),

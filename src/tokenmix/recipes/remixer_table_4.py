@@ -2,7 +2,7 @@
 
     tokenmix reproduce remixer-table-4 --scale bench
 
-Time: about 258 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 73 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 from scratch and without early stopping, a Transformer reaches about 80% generalisation exact match after 50,000
 steps, above the paper's 77.4% with pretraining; targets of the generalisation set are up to three times as long as
 those of the training set, so that rows of a learned H past the training lengths stay untrained, and a Toeplitz H does
