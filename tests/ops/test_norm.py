@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tokenmix.ops.norm import LayerNorm, RMSNorm
+from tokenmix.ops.norm import LayerNorm, RMSNorm, gelu_norm
 
 
 def test_output_and_gradients_equal_pytorchs():
@@ -42,3 +42,12 @@ def test_layer_norm_hands_on_its_dtype_under_autocast():
         y = norm(x)
     assert y.dtype == torch.bfloat16
     assert torch.equal(y, torch.nn.functional.layer_norm(x.float(), (32,), norm.weight, norm.bias).bfloat16())
+
+
+def test_gelu_norm_is_gelu_and_the_norm_of_the_second_half():
+    norm, h = LayerNorm(6), torch.randn(2, 3, 12)
+    torch.nn.init.normal_(norm.weight)
+    z1, z2 = gelu_norm(h, norm)
+    z = torch.nn.functional.gelu(h)
+    assert torch.allclose(z1, z[..., :6], atol=1e-6)
+    assert torch.allclose(z2, norm(z[..., 6:]), atol=1e-6)

@@ -17,11 +17,8 @@ from tokenmix.mixers.expression import Sublayer, flag, one_of, option, register,
 from tokenmix.mixers.rows import Rows
 from tokenmix.mixers.site import Site
 from tokenmix.ops import Gate, attend, persist, persist_toeplitz, reference, toeplitz
-from tokenmix.ops.kernels import usable
 from tokenmix.ops.linear import gelu_linear
-from tokenmix.ops.norm import LayerNorm
-
-WIDEST = 4096  # a row of this many channels fits into the registers of a kernel
+from tokenmix.ops.norm import LayerNorm, gelu_norm
 
 
 @register("gmlp")
@@ -113,19 +110,13 @@ class GmlpBlock(Mixer):
         return self.v(self.dropout(s if rows is None else rows.gather(s)))
 
     def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Z₁ and norm(Z₂) of Z = gelu(X U), in one kernel where there is one."""
+        """Z₁ and norm(Z₂) of Z = gelu(X U)."""
         if x.device.type == "cpu" and not torch.compiler.is_compiling():
             # one by one: on a CPU cutting costs a copy, and joining a pass on the way back
             half = self.u.out_features // 2
             z1, z2 = (gelu_linear(self.u, x, rows=rows) for rows in (slice(half), slice(half, None)))
             return z1, self.norm(z2)
-        h = self.u(x)
-        if usable(h) and self.width <= WIDEST:
-            from tokenmix.ops.kernels.gelu_norm import gelu_norm
-
-            return gelu_norm(h, self.norm.weight, self.norm.bias, self.norm.eps)
-        z1, z2 = nn.functional.gelu(h).chunk(2, -1)
-        return z1, self.norm(z2)
+        return gelu_norm(self.u(x), self.norm)
 
     def _project(self, z: Tensor, mask: Tensor | None, epilogue: Gate | None = None) -> Tensor:
         """epilogue(W z); a Toeplitz W over a long sequence is never built."""

@@ -123,12 +123,9 @@ class Patches(nn.Module):
                 f"pixel_values must be [batch, {c.channels}, {c.image_size}, {c.image_size}] for this model; "
                 f"got {list(pixels.shape)}: resize the images, or build the model with another image_size or channels"
             )
-        # a convolution whose windows do not overlap is one product
+        # a convolution whose windows do not overlap is one product: [batch, n · n, channels · p · p]
         n, p = c.image_size // c.patch_size, c.patch_size
-        windows = (
-            pixels.unflatten(3, (n, p)).unflatten(2, (n, p)).permute(0, 2, 4, 1, 3, 5)
-        )  # [batch, n, n, channels, p, p]
-        windows = windows.flatten(3).flatten(1, 2)
+        windows = pixels.unflatten(3, (n, p)).unflatten(2, (n, p)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         x = linear(windows, self.projection.weight.flatten(1), self.projection.bias)
         if self.cls is not None:
             x = torch.cat([self.cls.expand(x.shape[0], -1, -1), x], 1)

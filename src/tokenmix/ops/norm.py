@@ -8,6 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from tokenmix.ops.kernels import usable
+
+WIDEST = 4096  # a row of this many channels fits into the registers of a kernel
+
 
 class _RmsNorm(torch.autograd.Function):
     """x̂ = x · r, r = (mean(x²) + ε)^-½, y = x̂ · w.   dx = r (g w − x̂ · mean(g w x̂)),  dw = Σ g x̂"""
@@ -51,3 +55,17 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).to(x.dtype)
+
+
+def gelu_norm(h: Tensor, norm: LayerNorm) -> tuple[Tensor, Tensor]:
+    """gelu of the first half of h's channels, and the norm of gelu of the second; one kernel where there is one.
+
+    >>> [half.shape for half in gelu_norm(torch.randn(2, 5, 16), LayerNorm(8))]
+    [torch.Size([2, 5, 8]), torch.Size([2, 5, 8])]
+    """
+    if usable(h) and h.shape[-1] <= 2 * WIDEST:
+        from tokenmix.ops.kernels.gelu_norm import fused_gelu_norm
+
+        return fused_gelu_norm(h, norm.weight, norm.bias, norm.eps)
+    z1, z2 = nn.functional.gelu(h).chunk(2, -1)
+    return z1, norm(z2)

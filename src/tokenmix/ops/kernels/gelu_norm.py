@@ -162,6 +162,6 @@ def _grads(ctx, dz1, dz2, *_):
 gelu_norm_op.register_autograd(_grads, setup_context=_setup)
 
 
-def gelu_norm(h: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """gelu of the first half of h's channels, and the layer norm of gelu of the second."""
+def fused_gelu_norm(h: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See :func:`tokenmix.ops.norm.gelu_norm`."""
     return torch.ops.tokenmix.gelu_norm(h, weight, bias, eps)[:2]
