@@ -211,3 +211,9 @@ def test_command_trains_and_saves(tmp_path):
     assert "tokens" in result.output
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert back(tokenizer, "The old cat 😀") == "The old cat 😀"
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "word"])
+def test_no_text_is_an_error(kind):
+    with pytest.raises(ValueError, match="there is no text to make a tokenizer from"):
+        train_tokenizer(iter(["", "  \n"]), kind=kind, vocab_size=1000)

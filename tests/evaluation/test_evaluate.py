@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,48 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "validation at step 6" in made.stderr
     assert f"model and tokenizer   {folder}" in made.stderr
     return folder
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["predict", "jump", "--batch-size", "0"],
+        ["predict", "jump", "--max-tokens", "0"],
+        ["predict", "jump", "--beams", "0"],
+        ["evaluate", "--limit", "0"],
+        ["evaluate", "--batch-size", "-1"],
+    ],
+)
+def test_impossible_numbers_are_refused(run: Path, arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, [arguments[0], str(run), *arguments[1:]])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{arguments[-2]}'" in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+
+def test_devices_and_weights_that_cannot_be_used(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="no GPU is visible; take --device cpu"):
+        open_checkpoint(run, "cuda")
+    with pytest.raises(ValueError, match="unknown device 'foo'"):
+        open_checkpoint(run, "foo")
+    with pytest.raises(ValueError, match="unknown precision 'fp8'"):
+        open_checkpoint(run, "cpu", "fp8")
+    shutil.copytree(run, tmp_path / "half")
+    weights = tmp_path / "half" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"the weights in .* are damaged .*take a checkpoint of the run"):
+        open_checkpoint(tmp_path / "half", "cpu")
+
+
+def test_own_files_without_a_validation_file_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"q": f"say {n}", "a": str(n)} for n in range(20)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = f"file:{tmp_path / 'own.jsonl'}?input=q&target=a"
+    command("train", "--layer", "dot | geglu", "--task", task, "--steps", 2, "--out", tmp_path / "run", *SIZES,
+            "--device", "cpu", "--tokenizer", "word")  # fmt: skip
+    assert "validating on what it is trained on; add &validation=FILE" in caplog.text
+    (result,) = evaluate([tmp_path / "run"], [task])
+    assert result.note.endswith("the training data")
 
 
 def test_evaluate_prints_metrics_of_several_tasks_and_checkpoints(run: Path, tmp_path: Path) -> None:

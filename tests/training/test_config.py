@@ -21,6 +21,16 @@ from tokenmix.training.config import assignment, merge
         ({"data": "scan"}, "data holds 'scan'; expected keys such as task"),
         ({"device": {"compile": "yes"}}, "device.compile must be true or false"),
         ({"preset": "gmlp-mml"}, "did you mean 'gmlp-mlm'"),
+        ({"budget": {"minutes": float("nan")}}, "budget.minutes must be positive; got nan"),
+        ({"data": {"batch_size": 0}}, "data.batch_size must be at least 1; got 0"),
+        ({"data": {"max_target": 0}}, "data.max_target must be at least 1; got 0"),
+        ({"data": {"limit": -1}}, "data.limit must be at least 1; got -1"),
+        ({"data": {"objective": "masked"}}, "unknown value of data.objective 'masked'; did you mean 'masked_lm'"),
+        ({"device": {"accumulate": 0}}, "device.accumulate must be at least 1; got 0"),
+        ({"device": {"threads": -2}}, "device.threads must be at least 1; got -2"),
+        ({"schedule": {"warmup": -3}}, "schedule.warmup must be at least 0; got -3"),
+        ({"validation": {"patience": -1}}, "validation.patience must be at least 1; got -1"),
+        ({"seed": 10**23}, "seed must be below 2⁶³"),
     ],
 )
 def test_mistakes_are_named(values: dict, message: str) -> None:

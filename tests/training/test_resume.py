@@ -110,6 +110,29 @@ def test_a_damaged_checkpoint_is_detected_and_the_one_before_is_used(
     assert same(weights(finished), expected)
 
 
+def test_what_is_written_after_a_damaged_checkpoint_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A damaged checkpoint of a later step must not count as one of the last, in place of a new and whole one."""
+    run = tmp_path / "run"
+    train(tiny(run, checkpoints__every=4))
+    assert steps_saved(run) == [8, 12]
+    (checkpoint_path(run, 12) / "state.json").write_text("x")
+    (run / "model.safetensors").unlink()
+    train(tiny(run, resume="auto", budget__steps=11, checkpoints__every=10, checkpoints__keep_last=1))
+    assert steps_saved(run) == [11]
+    assert newest_valid(run) == checkpoint_path(run, 11)
+    assert (run / "checkpoints" / "aside-00000012").is_dir()
+    assert "aside" in caplog.text
+
+
+def test_a_run_without_a_whole_checkpoint_does_not_start_over_unasked(finished: Path) -> None:
+    for step in steps_saved(finished):
+        (checkpoint_path(finished, step) / "state.json").write_text("x")
+    with pytest.raises(
+        CheckpointError, match=r"none of the checkpoints in .* is whole; to begin again, choose another"
+    ):
+        train(tiny(finished, resume="auto"))
+
+
 def test_a_full_disk_fails_clearly_and_leaves_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

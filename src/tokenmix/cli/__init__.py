@@ -39,9 +39,9 @@ def load_commands() -> None:
 
 def main() -> None:
     """Entry point. A mistake of the user is answered in one readable line, a bug with a traceback."""
-    keep_freed_memory()
-    load_commands()
     try:
+        keep_freed_memory()
+        load_commands()
         app()
     except (ValueError, OSError) as error:
         if "-v" in sys.argv or "--verbose" in sys.argv:

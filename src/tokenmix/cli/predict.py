@@ -20,11 +20,11 @@ def predict(
     text: Annotated[list[str] | None, typer.Argument(help="Texts; without any, lines of standard input.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read lines from here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line: input and prediction.")] = False,
-    batch_size: Annotated[int, typer.Option(help="Lines answered together.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Lines answered together.")] = 64,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Longest answer in tokens; default: what the model takes.")
+        int | None, typer.Option(min=1, help="Longest answer in tokens; default: what the model takes.")
     ] = None,
-    beams: Annotated[int, typer.Option(help="Beams.")] = 1,
+    beams: Annotated[int, typer.Option(min=1, help="Beams.")] = 1,
     length_penalty: Annotated[float, typer.Option(help="Of beam search.")] = 1.0,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False,
     temperature: Annotated[float, typer.Option(help="Of drawing.")] = 1.0,
@@ -58,8 +58,11 @@ def _lines(text: list[str] | None, file: Path | None) -> Iterator[str]:
     if text:
         yield from text
     elif file:
-        with open(file, encoding="utf-8") as opened:
-            yield from (line.rstrip("\r\n") for line in opened)
+        try:
+            with open(file, encoding="utf-8") as opened:
+                yield from (line.rstrip("\r\n") for line in opened)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is no UTF-8 text: {error}") from None
     else:
         yield from (line.rstrip("\r\n") for line in sys.stdin)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tokenmix.compare.worker import reset_peak_memory
+from tokenmix.devices import chosen_device
 from tokenmix.models.config import TokenmixConfig
 from tokenmix.models.counting import count_parameters, forward_flops
 from tokenmix.models.create import create_model, plain
@@ -40,7 +41,7 @@ def profile(
 
     Backward takes twice the arithmetic of forward: each product has two in its gradient. ``steps`` of 0 only counts.
     """
-    place = _device(device)
+    place = chosen_device(device)
     precision = precision if precision != "auto" else "bf16" if place.type == "cuda" else "fp32"
     length, target_length = _lengths(config, length, target_length)
     parameters = count_parameters(config, head)
@@ -170,12 +171,6 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
     """
     xs, ys = [math.log(x) for x, _ in points], [math.log(y) for _, y in points]
     return float(statistics.linear_regression(xs, ys).slope)
-
-
-def _device(device: str) -> torch.device:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, and no GPU is visible; take --device cpu")
-    return torch.device("cuda" if device in ("auto", "cuda") and torch.cuda.is_available() else "cpu")
 
 
 def _lengths(config: TokenmixConfig, length: int | None, target: int | None) -> tuple[int, int | None]:

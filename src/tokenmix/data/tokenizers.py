@@ -17,6 +17,7 @@ U+2581 (▁, its own sign for a space) as a space; `word` joins words by single 
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Iterable
@@ -77,6 +78,11 @@ def train_tokenizer(
     if vocab_size < least:
         raise ValueError(f"vocab_size={vocab_size} is too small for a {kind} tokenizer; give {least} or more")
 
+    texts = iter(texts)
+    first = next((text for text in texts if text.strip()), None)
+    if first is None:
+        raise ValueError("there is no text to make a tokenizer from")
+    texts = itertools.chain([first], texts)
     train = {"unigram": _train_unigram, "bpe": _train_bpe, "word": _train_word}[kind]
     backend = train(texts, vocab_size, special, sentinels, progress, normalization)
     # The model's own vocabulary ends below the sentinels, so these are appended in descending order.

@@ -12,16 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from tokenmix.data.mixtures import MIXTURES
 from tokenmix.data.task import Example, Task, get_task
 from tokenmix.data.tokenizers import load_tokenizer
+from tokenmix.devices import chosen_device
 from tokenmix.evaluation import metrics
 from tokenmix.evaluation.predictions import document_losses, mean_loss, predict
 from tokenmix.models import TokenmixConfig
 from tokenmix.models.create import HEADS as MODEL_HEADS
+from tokenmix.naming import unknown
 from tokenmix.training.examples import TaskExamples, text_examples
 from tokenmix.training.features import HEADS, OBJECTIVES, choose_form, features_for
 
@@ -76,16 +78,22 @@ def open_checkpoint(path: str | Path, device: str = "auto", precision: str = "au
         raise ValueError(
             f"{folder} holds a model without a head ({name or 'unknown'}); train one with `tokenmix train --weights`"
         )
-    on_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
-    where = torch.device("cuda" if on_gpu else "cpu")
+    where = chosen_device(device)
     disable_progress_bar()
-    model = MODEL_HEADS[head].from_pretrained(folder).to(where).eval()
+    try:
+        model = MODEL_HEADS[head].from_pretrained(folder).to(where).eval()
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights in {folder} are damaged ({error}); take a checkpoint of the run, RUN/checkpoints/STEP"
+        ) from None
     tokenizer = None
     if config.body != "vision":
         home = next((f for f in (folder, folder.parent.parent) if (f / "tokenizer.json").exists()), folder)
         tokenizer = load_tokenizer(home)
     forms = tuple(form for (body, form), h in HEADS.items() if h == head and body == config.body)
-    precision = ("bf16" if on_gpu else "fp32") if precision == "auto" else precision
+    if precision not in ("auto", "fp32", "bf16"):
+        raise unknown("precision", precision, ("auto", "fp32", "bf16"))
+    precision = ("bf16" if where.type == "cuda" else "fp32") if precision == "auto" else precision
     return Checkpoint(folder, model, tokenizer, forms, precision)
 
 
@@ -128,9 +136,10 @@ def evaluate_task(
             causal = checkpoint.model.config.body == "decoder"
             scores["loss"] = mean_loss(checkpoint.model, TaskExamples(examples, maker), causal=causal, **options)[0]
     seconds = time.perf_counter() - started
-    return Evaluation(
-        str(checkpoint.path), task.name, split, scores, len(examples), seconds, task.about(split, data), predictions
-    )
+    note = task.about(split, data)
+    if split == "train":
+        note = f"{note}; the training data" if note else "the training data"
+    return Evaluation(str(checkpoint.path), task.name, split, scores, len(examples), seconds, note, predictions)
 
 
 def _documents(

@@ -132,6 +132,9 @@ def validation_split(config: RunConfig, task: Task) -> str:
 
 def _held_out(config: RunConfig, task: Task, form: str) -> Sequence[Example]:
     split = validation_split(config, task)
+    if split == "train":
+        hint = "; add &validation=FILE to the task" if task.family == "own" else ""
+        logger.warning("task %s has no validation split: validating on what it is trained on%s", task.name, hint)
     try:
         return task.load(split, config.data.folder, form, config.validation.examples)
     except FileNotFoundError:
@@ -160,7 +163,10 @@ def _tokenizer(config: RunConfig, folder: Path | None, tasks: dict[str, Task], f
     if kind is None and config.model.weights and (_weights_folder(config.model.weights) / "tokenizer.json").exists():
         return load_tokenizer(_weights_folder(config.model.weights))
     if kind is None and not tasks:
-        return load_tokenizer(Path(data.task.removeprefix("shards:")) / "tokenizer")
+        shards = Path(data.task.removeprefix("shards:"))
+        if not (shards / "tokenizer").is_dir():
+            raise FileNotFoundError(f"no shards with a tokenizer in {shards}; `tokenmix prepare` makes them")
+        return load_tokenizer(shards / "tokenizer")
     if kind is not None and kind not in KINDS:
         return load_tokenizer(kind)
     if kind is None:

@@ -181,6 +181,20 @@ def newest_valid(run: Path) -> Path | None:
     return None
 
 
+def set_aside(run: Path, step: int) -> None:
+    """Rename checkpoints of later steps (damaged ones, or those of a future that is left) to `aside-STEP`.
+
+    Otherwise the next ones would be older than they are, and be removed in their place.
+    """
+    for later in [s for s in steps_saved(run) if s > step]:
+        path = checkpoint_path(run, later)
+        aside = path.with_name(f"aside-{path.name}")
+        if aside.exists():
+            shutil.rmtree(aside)
+        os.rename(path, aside)
+        logger.warning("checkpoint %s lies behind step %d, from which the run goes on: it is now %s", path, step, aside)
+
+
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     """(weights, optimizer tensors, state) of a checkpoint; its hashes are checked."""
     problem = damage(path)

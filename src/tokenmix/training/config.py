@@ -42,8 +42,8 @@ class DataConfig:
 
     task: str = "scan"  #: a task, a mixture (glue, superglue, en_mix), file:…, images:…, or shards:FOLDER
     form: str | None = None  #: text, classify, span, document or image; by default the first that the body can do
-    objective: str | None = (
-        None  #: for text without labels: span_corruption, masked_lm or causal_lm; by default the body's
+    objective: Literal["span_corruption", "masked_lm", "causal_lm", "joined_causal_lm"] | None = (
+        None  #: for text without labels; by default the body's
     )
     text: str | None = None  #: with a mixture: a folder of shards whose span corruption is one more task (co-training)
     folder: str | None = None  #: of local data; by default $TOKENMIX_DATA
@@ -94,7 +94,7 @@ class BudgetConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "epochs", "tokens", "flops", "minutes"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise ValueError(f"budget.{name} must be positive; got {value!r}")
 
 
@@ -135,6 +135,15 @@ class DeviceConfig:
     gradient_checkpointing: bool = False
 
 
+LEAST = {  # of numbers that may not be just anything
+    "seed": 0, "log_every": 1, "data.vocab_size": 1, "data.batch_size": 1, "data.max_input": 1, "data.max_target": 1,
+    "data.limit": 1, "data.buckets": 1, "data.workers": 0, "optimizer.eps": 0, "optimizer.weight_decay": 0,
+    "optimizer.clip": 0, "schedule.warmup": 0, "validation.every": 0, "validation.examples": 1, "validation.beams": 1,
+    "validation.patience": 1, "checkpoints.every": 0, "checkpoints.keep_last": 1, "checkpoints.keep_every": 1,
+    "device.threads": 1, "device.accumulate": 1,
+}  # fmt: skip
+
+
 @dataclass
 class RunConfig:
     """Everything that a run needs. `to_dict` and `of` are inverse to each other."""
@@ -154,6 +163,15 @@ class RunConfig:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def __post_init__(self) -> None:
+        for path, least in LEAST.items():
+            group, _, name = path.rpartition(".")
+            value = getattr(getattr(self, group) if group else self, name)
+            if value is not None and not value >= least:
+                raise ValueError(f"{path} must be at least {least}; got {value!r}")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2⁶³; got {self.seed}")
 
     @classmethod
     def of(cls, *layers: Mapping[str, Any]) -> RunConfig:

@@ -6,6 +6,7 @@
         metrics.jsonl            one record per line: training, validation
         tensorboard/             the same as events
         checkpoints/STEP/        to go on from (see `tokenmix.training.checkpoint`)
+        checkpoints/aside-STEP/  damaged, or of a future that was left by resuming from an earlier step
         faults/step-STEP/        batch.safetensors and report.json of a step whose loss was not finite
         .lock                    locked while a process trains here (see `tokenmix.training.faults`)
         config.json              of the model; generation_config.json beside it if the model generates
@@ -33,7 +34,7 @@ from typing import Any
 import torch
 
 from tokenmix.training.build import Parts
-from tokenmix.training.checkpoint import checkpoint_path, newest_valid, steps_saved
+from tokenmix.training.checkpoint import CheckpointError, checkpoint_path, newest_valid, steps_saved
 from tokenmix.training.config import RunConfig, read_layer
 from tokenmix.training.faults import TrainingFault
 from tokenmix.training.progress import Callback
@@ -61,7 +62,12 @@ def starting_point(config: RunConfig, folder: Path) -> Path | None:
     if (folder / "config.yaml").exists():
         _check_same(config, read_layer(folder / "config.yaml"), folder)
     if config.resume == "auto":
-        return newest_valid(folder)
+        newest = newest_valid(folder)
+        if saved and newest is None:
+            raise CheckpointError(
+                f"none of the checkpoints in {folder / 'checkpoints'} is whole; to begin again, choose another --out"
+            )
+        return newest
     if not config.resume.isdigit() or int(config.resume) not in saved:
         raise ValueError(f"resume={config.resume!r}: expected no, auto or one of the steps saved: {saved}")
     return checkpoint_path(folder, int(config.resume))

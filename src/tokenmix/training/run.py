@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from tokenmix.devices import chosen_device
 from tokenmix.memory import keep_freed_memory
 from tokenmix.training.batches import Batches
 from tokenmix.training.build import Parts, build
@@ -32,6 +33,7 @@ from tokenmix.training.checkpoint import (
     model_tensors,
     optimizer_tensors,
     read_checkpoint,
+    set_aside,
     steps_saved,
     tidy,
     write_checkpoint,
@@ -89,6 +91,8 @@ def train(config: RunConfig, callbacks: Sequence[Callback] = ()) -> RunResult:
     if accelerator.device.type == "cpu":
         keep_freed_memory()
     with contextlib.ExitStack() as stack:
+        if folder.is_file():
+            raise ValueError(f"{folder} is a file; choose another --out")
         folder.mkdir(parents=True, exist_ok=True)
         if main:
             stack.enter_context(FolderLock(folder))
@@ -257,6 +261,8 @@ class Session:
         for name, value in state["counters"].items():
             setattr(self.done, name, value)
         self.trainer.loss = state["loss"]
+        if self.main:
+            set_aside(self.folder, self.done.step)
 
     def _export(self) -> None:
         """The run folder itself becomes a model."""
@@ -294,10 +300,7 @@ def _accelerator(config: RunConfig) -> tuple[Any, str]:
         "true",
     ):  # `accelerate launch --use_fsdp` means FSDP2 here
         config.device.sharding = "fsdp"
-    wanted = config.device.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, and no GPU is visible; take --device cpu")
-    on_cpu = wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available())
+    on_cpu = chosen_device(config.device.device).type == "cpu"
     precision = config.device.precision if config.device.precision != "auto" else "fp32" if on_cpu else "bf16"
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="bf16" if precision == "bf16" else "no")
     if config.device.sharding == "fsdp" and accelerator.num_processes == 1 and not torch.distributed.is_initialized():
