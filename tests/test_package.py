@@ -21,7 +21,7 @@ import tokenmix
 ROOT = Path(__file__).parents[1]
 
 # The stated public interface of the top level. More may be there; these stay.
-PUBLIC = ["TokenmixConfig", "create_model", "parse", "list_presets", "from_transformers", "from_timm"]
+PUBLIC = ["TokenmixConfig", "create_model", "figures", "parse", "list_presets", "from_transformers", "from_timm"]
 
 
 def run(command: list[str], **options: Any) -> str:
@@ -44,6 +44,19 @@ def test_public_interface_is_stated_and_importable() -> None:
     for name in tokenmix.__all__:
         assert getattr(tokenmix, name) is not None
     assert set(tokenmix.__all__) <= set(dir(tokenmix))
+
+
+def test_dir_shows_what_is_public_and_nothing_else() -> None:
+    packages = {"data", "evaluation", "generation", "mixers", "models", "ops", "report", "training"}
+    shown = {name for name in dir(tokenmix) if not name.startswith("__")}
+    assert {"mixers", "models", "ops"} <= shown <= set(tokenmix.__all__) | packages
+    assert {"__all__", "__doc__", "__version__"} <= set(dir(tokenmix))
+    assert all(hasattr(tokenmix, name) for name in dir(tokenmix))
+
+
+def test_figures_are_not_imported_before_they_are_asked_for() -> None:
+    code = "import sys, tokenmix; print([m for m in ('plotly', 'tokenmix.figures', 'tokenmix.report') if m in sys.modules])"
+    assert run([sys.executable, "-c", code]).strip() == "[]"
 
 
 def test_unknown_attribute_is_an_attribute_error() -> None:

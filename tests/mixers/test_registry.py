@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import pickle
 import pkgutil
 
 import pytest
@@ -121,6 +122,49 @@ def test_lengths_one_to_longest_and_an_empty_batch_work(text, causal):
     out[0].sum().backward()
     assert out.isfinite().all()
     assert x.grad.isfinite().all()
+
+
+@both
+def test_sequences_longer_than_the_parameters_are_refused_by_name(text, causal):
+    sizes = dict(d_model=WIDTH, d_ff=24, heads=HEADS, causal=causal)
+    mixer, longer = build(text, causal), parse(text).build(**sizes, max_length=4 * LONGEST)
+    limited = any(t.shape != s.shape for t, s in zip(mixer.state_dict().values(), longer.state_dict().values()))
+    if not limited:  # no parameter depends on length
+        assert mixer(batch(length=LONGEST + 1)).shape == (3, LONGEST + 1, WIDTH)
+        return
+    says = "^sequence of 17 tokens exceeds max_length=16 of this layer; truncate it, or build .* max_length >= 17$"
+    for layer in (mixer, (parse("mlp") | parse(text)).build(**sizes, max_length=LONGEST)):
+        with pytest.raises(ValueError, match=says):
+            layer(batch(length=LONGEST + 1))
+        with pytest.raises(ValueError, match=says):
+            layer(x=batch(length=LONGEST + 1))
+
+
+@pytest.mark.parametrize("text", ["dot", "gmlp", "fourier", "random | mlp"])
+@pytest.mark.parametrize("shape", [(5, WIDTH), (2, 3, 5, WIDTH), (2, 5, WIDTH + 1)])
+def test_inputs_of_the_wrong_shape_are_named(text, shape):
+    with pytest.raises(
+        ValueError, match=rf"x must be \[batch, length, d_model=16\]; got \[{', '.join(map(str, shape))}\]"
+    ):
+        build(text)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_layer_compiles_and_survives_copies(dynamic):
+    torch._dynamo.reset()
+    layer = pickle.loads(pickle.dumps(copy.deepcopy(build("dense | mlp"))))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for length in (5, 7):
+        assert torch.allclose(compiled(batch(length=length)), layer(batch(length=length)), atol=1e-5)
+    with pytest.raises(ValueError, match="exceeds max_length=16"):
+        layer(batch(length=LONGEST + 1))
+
+
+def test_misspelt_sizes_get_the_nearest_right_one():
+    with pytest.raises(ValueError, match="unknown option of build 'dmodel'; did you mean 'd_model'"):
+        parse("dot").build(dmodel=16, heads=2)
+    with pytest.raises(ValueError, match="did you mean 'max_length'"):
+        parse("dot | mlp").build(d_model=16, max_lenght=8)
 
 
 @both

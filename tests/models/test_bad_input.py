@@ -5,6 +5,7 @@ import torch
 
 import tokenmix
 from tokenmix.models import TokenmixConfig, create_model
+from tokenmix.models.cache import MixingCache
 
 SIZES = dict(d_model=16, d_ff=24, heads=4, layers=1, vocab_size=40, max_length=12)
 
@@ -76,6 +77,37 @@ def test_segments_out_of_range_are_named():
 def test_masks_of_the_wrong_shape_are_named():
     with pytest.raises(ValueError, match="attention_mask must be"):
         encoder()(torch.zeros(2, 5, dtype=torch.long), attention_mask=torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("body", ["encoder", "decoder", "seq2seq"])
+def test_masks_longer_than_the_tokens_are_named(body):
+    model = create_model(TokenmixConfig(body=body, layer="dot | mlp", **SIZES)).eval()
+    ids, long = torch.full((1, 2), 3), torch.ones(1, 5)
+    answer = dict(decoder_input_ids=ids) if body == "seq2seq" else {}
+    for options in ({}, dict(use_cache=True)):  # a cache that remembers nothing yet changes nothing
+        with pytest.raises(ValueError, match=r"^attention_mask must be .*\[1, 2\] like input_ids; got \[1, 5\]"):
+            model(ids, attention_mask=long, **answer, **(options if body != "encoder" else {}))
+    if body == "seq2seq":
+        with pytest.raises(
+            ValueError, match=r"^decoder_attention_mask .*\[1, 2\] like decoder_input_ids; got \[1, 5\]"
+        ):
+            model(ids, decoder_input_ids=ids, decoder_attention_mask=long)
+        with pytest.raises(ValueError, match=r"\[1, 2\] like input_ids; got \[1, 5\]"):
+            model.get_encoder()(ids, attention_mask=long)
+
+
+@pytest.mark.parametrize("body", ["decoder", "seq2seq"])
+def test_with_a_cache_the_mask_may_cover_what_is_remembered(body):
+    model = create_model(TokenmixConfig(body=body, layer="dot | mlp", **SIZES)).eval()
+    ids, mask = torch.randint(2, 40, (2, 6)), torch.ones(2, 6)
+    pre = "decoder_" if body == "seq2seq" else ""
+    source = dict(input_ids=ids, attention_mask=mask) if body == "seq2seq" else {}
+    full = model(**source, **{f"{pre}input_ids": ids, f"{pre}attention_mask": mask}).logits
+    cache = MixingCache(12)
+    for part in (slice(0, 4), slice(4, 6)):
+        given = {f"{pre}input_ids": ids[:, part], f"{pre}attention_mask": mask[:, : part.stop]}
+        out = model(**source, **given, past_key_values=cache).logits
+        assert torch.allclose(out, full[:, part], atol=1e-5)
 
 
 def test_images_of_the_wrong_size_are_named():

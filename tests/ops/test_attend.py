@@ -93,6 +93,34 @@ def test_no_logits_is_an_error():
         attend(v, v, v, None, torch.ones(1, 3, dtype=torch.bool))
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (dict(v=(4, 6, 5)), r"v must be \[batch, heads, keys, width\]; got \[4, 6, 5\]"),
+        (dict(q=(4, 7, 8)), r"q must be \[batch=2 or 1, heads=4, queries, width\]; got \[4, 7, 8\]"),
+        (dict(q=(3, 4, 7, 8)), "q must be .*batch=2 or 1"),
+        (dict(q=(2, 2, 7, 8)), "q must be .*heads=4"),
+        (dict(k=(2, 4, 8)), "k must be"),
+        (dict(k=(2, 4, 5, 8)), r"k must be \[batch=2 or 1, heads=4, keys=6, width=8\]; got \[2, 4, 5, 8\]"),
+        (dict(k=(2, 4, 6, 9)), "k must be .*width=8"),
+        (dict(bias=(7, 6)), r"bias must be \[heads=4, queries=7, keys=6\]; got \[7, 6\]"),
+        (dict(bias=(4, 6, 7)), "bias must be .*queries=7, keys=6"),
+        (dict(bias=(3, 4, 7, 6)), "bias must be .*batch=2 or 1"),
+        (dict(q=None, k=None, bias=(6,)), "bias must be .*queries, keys=6"),
+        (dict(key_bias=(6,)), r"key_bias must be \[heads=4, keys=6\]"),
+        (dict(a=(2, 4, 6, 3), b=(2, 4, 7, 2)), "A of the tile must be .*queries=7, a"),
+        (dict(a=(2, 4, 7, 3), b=(2, 4, 6, 2)), "B of the tile must be .*queries=7, b"),
+        (dict(a=(2, 4, 7, 2), b=(2, 4, 7, 2)), "a=2 times b=2 does not cover 6 keys"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(change, says):
+    shapes = {**dict(q=(2, 4, 7, 8), k=(2, 4, 6, 8), v=(2, 4, 6, 5)), **change}
+    given = {name: None if shape is None else torch.zeros(shape) for name, shape in shapes.items()}
+    tile = (given.pop("a"), given.pop("b")) if "a" in given else None
+    with pytest.raises(ValueError, match=says):
+        attend(**given, tile=tile)
+
+
 def test_arguments_stand_in_the_designs_order():
     q, k, v = (torch.randn(2, 2, 5, 4) for _ in range(3))
     bias, mask = torch.randn(2, 5, 5), torch.ones(2, 5, dtype=torch.bool)

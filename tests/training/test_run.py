@@ -187,10 +187,10 @@ def test_every_form_of_task_trains_and_validates(tmp_path: Path, model: str, tas
     assert np.isfinite(result.metrics["loss"])
 
 
-def test_span_answers_train_and_validate(tmp_path: Path) -> None:
+def test_span_answers_train_and_validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tokenmix.data.readers import Row
     from tokenmix.data.sources import Made
-    from tokenmix.data.task import Example, Task, register
+    from tokenmix.data.task import _TASKS, Example, Task
     from tokenmix.evaluation import metrics
 
     def convert(row: Row, split: str) -> Example:
@@ -199,7 +199,7 @@ def test_span_answers_train_and_validate(tmp_path: Path) -> None:
     rows = [{"name": name} for name in ("ada", "ben", "eve", "tom")] * 4
     source = Made({"train": lambda: rows, "validation": lambda: rows})
     score = lambda p, e: metrics.squad(p, [x.answers for x in e])  # noqa: E731
-    register(Task("who", "test", (source,), {"span": convert}, score, "f1"))
+    monkeypatch.setitem(_TASKS, "who", Task("who", "test", (source,), {"span": convert}, score, "f1"))
     config = tiny(
         tmp_path / "run", model__name="bert-tiny", data__task="who", data__tokenizer="word", validation__metric=True
     )
@@ -229,7 +229,7 @@ def test_finetuning_starts_from_weights(tmp_path: Path) -> None:
         ({"model__name": "remixer-tinny"}, "did you mean 'remixer-tiny'"),
         ({"data__task": "scann"}, "did you mean 'scan'"),
         ({"model__name": "bert-tiny"}, "body 'encoder' cannot learn task 'scan'"),
-        ({"data__batch_size": 0}, "batch_size=0"),
+        ({"data__batch_size": 0}, "data.batch_size must be at least 1; got 0"),
     ],
 )
 def test_mistakes_are_answered_before_anything_is_trained(
