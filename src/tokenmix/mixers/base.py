@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ class Mixer(nn.Module):
 
     by_rows = False  #: whether it also takes the real tokens alone, x [tokens, d_model], with their places as `rows`
     sees_padding = False  #: whether it depends on padding
+    limited = False  #: whether its parameters go by position, so that x is at most max_length long
 
     def forward(
         self,
@@ -42,6 +44,29 @@ class Mixer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Give the parameters that this module owns, and those of its linear layers, their initial values."""
+
+
+def too_long(length: int, longest: int, what: str) -> ValueError:
+    """The error for a sequence that a model or layer is too short for."""
+    return ValueError(
+        f"sequence of {length} tokens exceeds max_length={longest} of this {what}; "
+        f"truncate it, or build the {what} with max_length >= {length}"
+    )
+
+
+def check_input(width: int, longest: int | None, module: nn.Module, given: tuple[Any, ...], named: Any) -> None:
+    """A hook before a built layer's forward: x is [batch, length, width], and no longer than the parameters reach.
+
+    Decoding steps and rows of real tokens have limits of their own.
+    """
+    if named.get("slot") is not None or named.get("slots") is not None or named.get("rows") is not None:
+        return
+    x = given[0] if given else named.get("x")
+    if isinstance(x, Tensor):  # else forward says what is missing
+        if x.dim() != 3 or x.shape[-1] != width:
+            raise ValueError(f"x must be [batch, length, d_model={width}]; got {list(x.shape)}")
+        if longest is not None and x.shape[1] > longest:
+            raise too_long(x.shape[1], longest, "layer")
 
 
 class Slot:

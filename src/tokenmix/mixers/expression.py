@@ -16,6 +16,7 @@ comparable, printable. A new mixer registers itself here with `@register("name")
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -127,7 +128,19 @@ class Expression:
         """
         if site is not None and sizes:
             raise TypeError("give either a Site or sizes, not both")
-        return self.make(site if site is not None else Site(**sizes))
+        if site is None:
+            known = [f.name for f in fields(Site)]
+            for name in sizes:
+                if name not in known:
+                    raise unknown("option of build", name, known)
+            site = Site(**sizes)
+        from tokenmix.mixers.base import check_input
+
+        module = self.make(site)
+        limited = any(getattr(part, "limited", False) for part in module.modules())
+        check = functools.partial(check_input, site.d_model, site.max_length if limited else None)
+        module.register_forward_pre_hook(check, with_kwargs=True)
+        return module
 
     def make(self, site: Site) -> nn.Module:
         """The module for this site; each expression says which."""
@@ -235,7 +248,7 @@ class Layer(Expression):
     def make(self, site: Site) -> nn.Module:
         from tokenmix.mixers.residual import Residual, ResidualLayer
 
-        return ResidualLayer(Residual(part.build(site), site) for part in self.parts)
+        return ResidualLayer(Residual(part.make(site), site) for part in self.parts)
 
     def __str__(self) -> str:
         return " | ".join(map(str, self.parts))

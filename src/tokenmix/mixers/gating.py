@@ -42,6 +42,8 @@ class Gmlp(Sublayer):
 class GmlpBlock(Mixer):
     """See the equations above."""
 
+    limited = True
+
     def __init__(self, spec: Gmlp, site: Site) -> None:
         super().__init__()
         split = spec.gate == "split"

@@ -29,6 +29,8 @@ class Linformer(Sublayer):
 
 
 class _Linformer(Mixer):
+    limited = True
+
     def __init__(self, spec: Linformer, site: Site) -> None:
         super().__init__()
         if site.causal:

@@ -45,7 +45,7 @@ class Remix(Sublayer):
 class RemixBlock(Mixer):
     """See the equations above."""
 
-    by_rows = True
+    by_rows, limited = True, True
 
     def __init__(self, spec: Remix, site: Site) -> None:
         super().__init__()

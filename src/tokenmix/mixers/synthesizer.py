@@ -81,7 +81,7 @@ class Random(Term):
 
 
 class _Random(TermModule):
-    shared = True
+    shared, limited = True, True
 
     def __init__(self, spec: Random, site: Site) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class FactorizedRandom(Term):
 
 
 class _FactorizedRandom(TermModule):
-    shared = True
+    shared, limited = True, True
 
     def __init__(self, spec: FactorizedRandom, site: Site) -> None:
         super().__init__()
@@ -171,6 +171,8 @@ class Dense(Term):
 
 
 class _Dense(TermModule):
+    limited = True
+
     def __init__(self, spec: Dense, site: Site) -> None:
         super().__init__()
         self.kind, self.site, self.from_dot = spec.name, site, spec.query == "dot"
@@ -209,6 +211,8 @@ class FactorizedDense(Term):
 
 
 class _FactorizedDense(TermModule):
+    limited = True
+
     def __init__(self, spec: FactorizedDense, site: Site) -> None:
         super().__init__()
         self.kind, self.site = spec.name, site

@@ -34,6 +34,8 @@ class TokenMlp(Sublayer):
 
 
 class _TokenMlp(Mixer):
+    limited = True
+
     def __init__(self, spec: TokenMlp, site: Site) -> None:
         super().__init__()
         n = site.max_length

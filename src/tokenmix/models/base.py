@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, Seq2SeqModelOutput
 
 from tokenmix.mixers import parse
-from tokenmix.mixers.base import Mixer
+from tokenmix.mixers.base import Mixer, too_long
 from tokenmix.models.cache import MixingCache
 from tokenmix.models.config import TokenmixConfig
 from tokenmix.models.embedding import Embedding, Patches
@@ -166,16 +166,17 @@ class TokenmixModel(TokenmixPreTrainedModel):
         if length == 0:
             raise ValueError(f"the {stack.name} needs at least one token per row; got {list(given.shape)}")
         if length > self.config.max_length:
-            raise ValueError(
-                f"sequence of {length} tokens exceeds max_length={self.config.max_length} of this model; "
-                f"truncate it, or build the model with max_length >= {length}"
-            )
+            raise too_long(length, self.config.max_length, "model")
         if mask is not None:
-            if mask.dim() != 2 or mask.shape[0] != given.shape[0] or mask.shape[1] < length:
+            remembers = cache is not None and cache.seen > 0  # the mask may cover what is remembered too
+            fits = mask.dim() == 2 and (mask.shape[1] >= length if remembers else mask.shape[1] == length)
+            if not fits or mask.shape[0] != given.shape[0]:
+                whose = "decoder_" if self.config.body == "seq2seq" and stack is self.decoder else ""
                 raise ValueError(
-                    f"attention_mask must be [batch, length] = {list(given.shape[:2])}; got {list(mask.shape)}"
+                    f"{whose}attention_mask must be [batch, length] = {list(given.shape[:2])} like {whose}input_ids; "
+                    f"got {list(mask.shape)}"
                 )
-            mask = mask[:, -length:].bool()  # with a cache, the mask covers what is remembered too
+            mask = mask[:, -length:].bool()
         if documents is not None:
             if cache is not None:
                 raise ValueError("packed documents (document_ids) cannot be decoded step by step")
