@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tokenmix import figures
     from tokenmix.mixers import mix, parse
     from tokenmix.models import TokenmixConfig, create_model, list_presets
     from tokenmix.models.convert import from_timm, from_transformers, to_transformers
@@ -37,6 +38,7 @@ _HOME = {
 __all__ = [
     "TokenmixConfig",
     "create_model",
+    "figures",
     "from_timm",
     "from_transformers",
     "list_presets",
@@ -44,6 +46,8 @@ __all__ = [
     "parse",
     "to_transformers",
 ]
+
+_PACKAGES = ("data", "evaluation", "generation", "mixers", "models", "ops", "report", "training")
 
 
 def __getattr__(name: str) -> Any:
@@ -55,7 +59,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    """What is public: `__all__`, the packages that are loaded, and the module's own attributes."""
+    return sorted({*__all__, *(name for name in globals() if name in _PACKAGES or name.startswith("__"))})
 
 
 def _is_the_command() -> bool:

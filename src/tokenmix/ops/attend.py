@@ -51,6 +51,7 @@ def attend(
         raise ValueError("attend takes q and k together, or neither")
     if q is None and bias is None and tile is None:
         raise ValueError("attend needs logits: q and k, a bias or a tile")
+    _check(q, k, v, bias, key_bias, tile)
     if mask is not None and mask.shape not in (
         (v.shape[0], v.shape[2]),
         (v.shape[0], _queries(q, bias, tile), v.shape[2]),
@@ -84,6 +85,46 @@ def attend(
             sees = visibility(mask, causal, queries, keys, mask.device).any(-1)  # type: ignore[union-attr]
         out = out * sees.unsqueeze(-1).to(out.dtype)
     return out
+
+
+def _check(
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    bias: Tensor | None,
+    key_bias: Tensor | None,
+    tile: tuple[Tensor, Tensor] | None,
+) -> None:
+    """Do the shapes fit together?"""
+    if v.dim() != 4:
+        raise ValueError(f"v must be [batch, heads, keys, width]; got {list(v.shape)}")
+    batch, heads, keys, _ = v.shape
+    queries = None
+    if q is not None and k is not None:
+        _need("q", q, batch, heads=heads, queries=None, width=None)
+        _need("k", k, batch, heads=heads, keys=keys, width=q.shape[3])
+        queries = q.shape[2]
+    if tile is not None:
+        _need("A of the tile", tile[0], batch, heads=heads, queries=queries, a=None)
+        queries = tile[0].shape[2]
+        _need("B of the tile", tile[1], batch, heads=heads, queries=queries, b=None)
+        a, b = tile[0].shape[3], tile[1].shape[3]
+        if a * b < keys:
+            raise ValueError(f"a tile of a={a} times b={b} does not cover {keys} keys")
+    if bias is not None:
+        _need("bias", bias, batch if bias.dim() == 4 else None, heads=heads, queries=queries, keys=keys)
+    if key_bias is not None:
+        _need("key_bias", key_bias, None, heads=heads, keys=keys)
+
+
+def _need(name: str, t: Tensor, batch: int | None, **sizes: int | None) -> None:
+    """t must be [batch or 1, *sizes], without a batch where that is None; a size of None may be any."""
+    shape = t.shape if batch is None else t.shape[1:]
+    fits = len(shape) == len(sizes) and (batch is None or t.shape[0] in (1, batch))
+    if not fits or any(size is not None and size != n for size, n in zip(sizes.values(), shape, strict=True)):
+        parts = [] if batch is None else [f"batch={batch} or 1"]
+        parts += [part if size is None else f"{part}={size}" for part, size in sizes.items()]
+        raise ValueError(f"{name} must be [{', '.join(parts)}]; got {list(t.shape)}")
 
 
 def _fits_kernel(
