@@ -52,7 +52,7 @@ class Stack(nn.Module):
             self.labels.insert(1, f"cross: {cross}")
         self.layers = nn.ModuleList()
         for _ in range(layers):
-            parts = [Residual(part.build(site), site) for part in expression.sublayers]
+            parts = [Residual(part.make(site), site) for part in expression.sublayers]
             if cross is not None and cross_site is not None:
                 parts.insert(1, Residual(_cross_attention(cross, cross_site), site))
             self.layers.append(ResidualLayer(parts, cross_at=None if cross is None else 1))
