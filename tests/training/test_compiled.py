@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from small_runs import tiny
+from small_runs import tiny, weights
 
-from tokenmix.training import Callback, train
+from tokenmix.training import Callback, loop, train
+from tokenmix.training.graphs import GraphedSteps
 from tokenmix.training.loop import Trainer
 
 
@@ -61,6 +64,39 @@ def test_a_fused_optimizer_leaves_out_a_step_on_the_device() -> None:
     optimizer.step()
     assert torch.equal(parameter, before[0])
     assert all(torch.equal(value, before[1][name]) for name, value in optimizer.state[parameter].items())
+
+
+class Replayed(GraphedSteps):
+    """Recorded steps without a GPU: a replay runs the step again on the tensors it was recorded with."""
+
+    def __init__(self, step: Any, optimizer: torch.optim.Optimizer) -> None:
+        self.step, self.held = step, {}
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(float(group["lr"]))
+
+    @contextmanager
+    def own_stream(self) -> Iterator[None]:
+        yield
+
+    def record(self, shape: Any, tensors: dict[str, torch.Tensor], items: torch.Tensor) -> None:
+        self.held[shape] = {name: value.clone() for name, value in tensors.items()}, items.clone()
+
+    def replay(self, shape: Any, tensors: dict[str, torch.Tensor], items: torch.Tensor) -> torch.Tensor:
+        mine, count = self.held[shape]
+        for name, value in tensors.items():
+            mine[name].copy_(value)
+        return self.step(mine, count.copy_(items))
+
+
+def test_the_loop_around_recorded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up leaves weights and moments as they are; batch, count of labels, rate and seed reach every step."""
+    settings = {"budget__steps": 20, "data__buckets": 2, "optimizer__clip": 0.5, "device__cuda_graphs": True}
+    monkeypatch.setattr(loop, "GraphedSteps", Replayed)
+    for name in ("plain", "recorded"):
+        monkeypatch.setattr(Trainer, "_wants_graphs", lambda self, name=name: name == "recorded")
+        train(tiny(tmp_path / name, **settings))
+    plain, recorded = weights(tmp_path / "plain"), weights(tmp_path / "recorded")
+    assert all(torch.allclose(plain[name], recorded[name], atol=1e-6) for name in plain)
 
 
 class Losses(Callback):

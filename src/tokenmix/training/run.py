@@ -125,7 +125,8 @@ class Session:
         compiled = config.device.compile if config.device.compile is not None else accelerator.device.type == "cuda"
         batches = Batches(
             parts.examples, config.data.batch_size, config.seed, buckets=config.data.buckets,
-            exact=not compiled, causal=parts.model.config.body == "decoder", rank=rank, world=world,
+            exact=not (compiled or config.device.cuda_graphs), causal=parts.model.config.body == "decoder",
+            rank=rank, world=world,
         )  # fmt: skip
         augment = None
         if config.data.augment:
