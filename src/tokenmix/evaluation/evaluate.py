@@ -27,6 +27,8 @@ from tokenmix.naming import unknown
 from tokenmix.training.examples import TaskExamples, text_examples
 from tokenmix.training.features import HEADS, OBJECTIVES, choose_form, features_for
 
+PRECISIONS = ("auto", "fp32", "bf16")
+
 
 @dataclass
 class Checkpoint:
@@ -91,8 +93,8 @@ def open_checkpoint(path: str | Path, device: str = "auto", precision: str = "au
         home = next((f for f in (folder, folder.parent.parent) if (f / "tokenizer.json").exists()), folder)
         tokenizer = load_tokenizer(home)
     forms = tuple(form for (body, form), h in HEADS.items() if h == head and body == config.body)
-    if precision not in ("auto", "fp32", "bf16"):
-        raise unknown("precision", precision, ("auto", "fp32", "bf16"))
+    if precision not in PRECISIONS:
+        raise unknown("precision", precision, PRECISIONS)
     precision = ("bf16" if where.type == "cuda" else "fp32") if precision == "auto" else precision
     return Checkpoint(folder, model, tokenizer, forms, precision)
 

@@ -182,17 +182,15 @@ def newest_valid(run: Path) -> Path | None:
 
 
 def set_aside(run: Path, step: int) -> None:
-    """Rename checkpoints of later steps (damaged ones, or those of a future that is left) to `aside-STEP`.
-
-    Otherwise the next ones would be older than they are, and be removed in their place.
-    """
+    """Rename the checkpoints of later steps than this to `aside-STEP`: `tidy`, which keeps the highest steps, would
+    keep them in place of those that the run is going to write."""
     for later in [s for s in steps_saved(run) if s > step]:
         path = checkpoint_path(run, later)
         aside = path.with_name(f"aside-{path.name}")
         if aside.exists():
             shutil.rmtree(aside)
         os.rename(path, aside)
-        logger.warning("checkpoint %s lies behind step %d, from which the run goes on: it is now %s", path, step, aside)
+        logger.warning("the run goes on from step %d; checkpoint %s, of a later step, is now %s", step, path, aside)
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:

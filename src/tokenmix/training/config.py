@@ -135,7 +135,7 @@ class DeviceConfig:
     gradient_checkpointing: bool = False
 
 
-LEAST = {  # of numbers that may not be just anything
+LEAST = {  # smallest value of a number
     "seed": 0, "log_every": 1, "data.vocab_size": 1, "data.batch_size": 1, "data.max_input": 1, "data.max_target": 1,
     "data.limit": 1, "data.buckets": 1, "data.workers": 0, "optimizer.eps": 0, "optimizer.weight_decay": 0,
     "optimizer.clip": 0, "schedule.warmup": 0, "validation.every": 0, "validation.examples": 1, "validation.beams": 1,

@@ -193,9 +193,9 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        done = "recorded" if self.graphs is not None else "compiled"
+        made = "recorded" if self.graphs is not None else "compiled"
         shapes = ", ".join(map(str, self.batches.shapes))
-        self._say(f"{done} {len(self.batches.shapes)} shapes in {seconds:.0f} s: {shapes}")
+        self._say(f"{made} {len(self.batches.shapes)} shapes in {seconds:.0f} s: {shapes}")
 
     # --------------------------------------------------------------------------------------------------- a step
 

@@ -243,11 +243,6 @@ def tma_ready(t: Tensor) -> bool:
     return hopper() and apart and aligned and t.stride(2) == 1
 
 
-def rows_only(t: Tensor) -> bool:
-    """Do the examples of t [batch, length, channels] follow each other without a gap, as rows of one matrix?"""
-    return t.stride(0) == t.shape[1] * t.stride(1) or t.shape[0] == 1
-
-
 def describe(t: Tensor, rows: int, columns: int) -> Any:
     """A descriptor for blocks [1, rows, columns] of t [batch, length, channels]: 0 outside, where nothing is written."""
     from triton.tools.tensor_descriptor import TensorDescriptor

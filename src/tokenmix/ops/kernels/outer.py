@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmix.ops.kernels import INTERPRETING
-from tokenmix.ops.kernels.mix import describe, rows_only, tma_ready
+from tokenmix.ops.kernels.mix import describe, tma_ready
 from tokenmix.ops.kernels.tune import Config, choose, precision, processors
 
 
@@ -180,11 +180,16 @@ def outer(
         return _added(dw), None if sums is None else sums.sum((0, 1))
 
     if configs is None:
-        simple = heads == 1 and row is None and alpha is None and not causal and all(map(rows_only, (g, own_, x)))
+        simple = heads == 1 and row is None and alpha is None and not causal and all(map(_gapless, (g, own_, x)))
         configs = candidates(g, own_, x, heads, mask is not None, simple)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None, total)
     dw, sums = launch(choose("outer", key, configs, launch))
     return dw, ds, sums
+
+
+def _gapless(t: Tensor) -> bool:
+    """Do the examples of t [batch, length, channels] follow each other without a gap, as rows of one matrix?"""
+    return t.stride(0) == t.shape[1] * t.stride(1) or t.shape[0] == 1
 
 
 def _added(parts: Tensor) -> Tensor:

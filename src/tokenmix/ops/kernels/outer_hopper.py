@@ -114,7 +114,7 @@ def _outer_hopper(
             gl.store(total + part * queries + i, gl.sum(sums, 1))
 
 
-def describe_rows(t: Tensor, rows: int, columns: int) -> Any:
+def _describe(t: Tensor, rows: int, columns: int) -> Any:
     """A descriptor for blocks [rows, columns] of t [batch, length, channels] as rows of one matrix."""
     kind = gl.bfloat16 if t.element_size() == 2 and "bfloat16" in str(t.dtype) else gl.float16
     layout = gl.NVMMASharedLayout.get_default_for([rows, columns], kind)
@@ -129,7 +129,7 @@ def launch_outer_hopper(
     batch, queries, width = g.shape
     keys = x.shape[1]
     _outer_hopper[(splits * (queries // BM) * (keys // BN),)](
-        describe_rows(g, BM, BK), describe_rows(own, BM, BK), describe_rows(x, BN, BK), describe_rows(ds, BM, BK), dw,
+        _describe(g, BM, BK), _describe(own, BM, BK), _describe(x, BN, BK), _describe(ds, BM, BK), dw,
         total if total is not None else dw, batch, queries, keys, width, splits, alpha_value,
         MODE=mode, TOTAL=total is not None, BM=BM, BN=BN, BK=BK, SLOTS=num_stages, num_warps=num_warps,
     )  # fmt: skip
