@@ -105,10 +105,10 @@ def inference(model: nn.Module, images: Tensor) -> Callable[[], Any]:
     return step
 
 
-def measure(make: Callable[[], Row], profile: bool, steps: int = 20) -> dict[str, Any]:
+def measure(make: Callable[[], Row], profile: bool, steps: int = 40) -> dict[str, Any]:
     """Median milliseconds of a step, its spread, peak memory; with `profile`, the milliseconds of each kind of kernel."""
     step, flops = make()
-    for _ in range(5):
+    for _ in range(20):  # the clock settles under load, too
         step()
     my_turn()
     torch.cuda.synchronize()

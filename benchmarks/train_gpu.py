@@ -5,7 +5,7 @@
 Real tasks with widely varying lengths, batch 128, through `tokenmix.training` itself, not a copy of its loop:
 
 - base: T5.1.1-base on SAMSum's summaries;
-- small: a Transformer of 2 + 2 layers, d 512, on COGS, with CUDA graphs; plain: the same without them.
+- small: a Transformer of 2 + 2 layers, d 512, on COGS; plain: the same without CUDA graphs, which both others have.
 
 Busy is the share of wall time in which at least one kernel or copy runs on the GPU, from torch's profiler.
 """

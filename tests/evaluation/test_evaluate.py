@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -9,11 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tokenmix.cli import app, load_commands
+from tokenmix.data.task import get_task
+from tokenmix.data.tokenizers import train_tokenizer
 from tokenmix.evaluation.evaluate import evaluate, open_checkpoint
-from tokenmix.evaluation.predictions import by_length
+from tokenmix.evaluation.predictions import by_length, generate_texts
+from tokenmix.generation import generate
+from tokenmix.models import create_model
+from tokenmix.training.features import features_for
 
 load_commands()
 SIZES = ["--d-model", "16", "--d-ff", "32", "--heads", "2", "--layers", "1"]
@@ -125,6 +132,25 @@ def test_mistakes_are_named(run: Path, tmp_path: Path) -> None:
         CliRunner().invoke(app, ["predict", str(run), "x", "--file", "y"], catch_exceptions=False)
     with pytest.raises(ValueError, match="give --out"):
         CliRunner().invoke(app, ["train", "--model", "remixer-tiny"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_answers_in_bf16_are_those_of_narrow_weights(device: str) -> None:
+    tokenizer = train_tokenizer(["a b c d e f g h"], kind="word", vocab_size=20)
+    torch.manual_seed(0)
+    model = create_model("remixer-tiny", vocab_size=len(tokenizer)).to(device).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    maker = features_for("text", model.config, tokenizer, get_task("scan"))
+    texts = ["a b c", "h g f e d"]
+    given = tokenizer(texts, return_tensors="pt", padding=True).to(device)
+    narrow = copy.deepcopy(model).to(torch.bfloat16)
+    tokens = generate(narrow, given.input_ids, given.attention_mask, max_new_tokens=9).tokens
+    answers = generate_texts(model, maker, texts, max_new_tokens=9, precision="bf16")
+    assert answers == tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    assert len(set(answers)) == 2
+    assert next(model.parameters()).dtype == torch.float32
 
 
 def test_batches_go_by_length() -> None:

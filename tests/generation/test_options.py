@@ -120,6 +120,16 @@ def test_a_stream_leaves_gradients_and_training_alone(model, ids) -> None:
         model.eval()
 
 
+def test_autocast_changes_nothing(model, ids) -> None:
+    plain = generate(model, ids, max_new_tokens=12, return_scores=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = generate(model, ids, max_new_tokens=12, return_scores=True)
+        streamed = torch.stack(list(stream(model, ids, max_new_tokens=12)), 1)
+    assert torch.equal(out.sequences, plain.sequences)
+    assert torch.equal(out.scores, plain.scores)
+    assert torch.equal(streamed, plain.tokens)
+
+
 def test_beams_cannot_be_streamed(model, ids) -> None:
     with pytest.raises(ValueError, match="only at the end"):
         next(stream(model, ids, max_new_tokens=3, num_beams=2))

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -97,7 +98,9 @@ def generate_texts(
     tokenizer = maker.tokenizer
     inputs = maker.inputs(texts)
     out = [""] * len(inputs)
-    with evaluating(model, precision) as device:
+    if precision == "bf16":  # a decoding step waits for the weights, so they are made narrow once
+        model = copy.deepcopy(model).to(torch.bfloat16)
+    with evaluating(model) as device:
         for rows in by_length([len(ids) for ids in inputs], batch_size):
             longest = max(1, *(len(inputs[i]) for i in rows))
             ids = torch.full((len(rows), longest), tokenizer.pad_token_id)

@@ -50,6 +50,8 @@ def generate(
 ) -> Generated:
     """Generate with a seq2seq or decoder model, the tokens that Hugging Face's `model.generate` gives, faster.
 
+    The model runs in the dtype of its weights (`model.to(torch.bfloat16)` halves what a step reads), autocast or not.
+
     Args:
         model: a :class:`TokenmixForConditionalGeneration` or :class:`TokenmixForCausalLM`.
         input_ids: [batch, length] what the encoder reads, or the prompt.
@@ -208,12 +210,13 @@ def _pad(model: Any) -> int:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """No dropout while this runs."""
+    """No dropout while this runs, and no autocast: steps run in the dtype of the weights, which arrive once a token."""
     training = getattr(model, "training", False)
     if training:
         model.eval()
     try:
-        yield
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+            yield
     finally:
         if training:
             model.train()

@@ -132,10 +132,9 @@ def _cross_attention(cross: Expression, site: Site) -> Attention:
 def right_padded(mask: Tensor) -> tuple[Tensor, Tensor] | None:
     """Row indices that roll left padding to the right, and back; None where no row starts with padding.
 
-    Position 0 is the first real token. Inside a compiled graph and on the meta device the question cannot be asked, so
-    that rows are always rolled.
+    Position 0 is the first real token. Where the question cannot be asked, rows are always rolled.
     """
-    if not torch.compiler.is_compiling() and not mask.is_meta and bool(mask[:, 0].all()):
+    if _readable(mask) and bool(mask[:, 0].all()):
         return None
     length = mask.shape[1]
     first = mask.long().argmax(-1, keepdim=True)
@@ -145,9 +144,13 @@ def right_padded(mask: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def has_holes(mask: Tensor) -> bool:
     """Is there padding between the tokens of a right-padded row? Not asked where `right_padded` cannot ask."""
-    if torch.compiler.is_compiling() or mask.is_meta:
-        return False
-    return bool((mask[:, 1:] > mask[:, :-1]).any())
+    return _readable(mask) and bool((mask[:, 1:] > mask[:, :-1]).any())
+
+
+def _readable(x: Tensor) -> bool:
+    """Can Python look at the numbers? Not inside a compiled or recorded graph, nor on the meta device."""
+    recording = x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not torch.compiler.is_compiling() and not x.is_meta and not recording
 
 
 def roll(x: Tensor, index: Tensor) -> Tensor:

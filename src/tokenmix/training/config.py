@@ -127,7 +127,7 @@ class DeviceConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  #: auto: bf16 autocast on a GPU, fp32 on a CPU
     compile: bool | None = None  #: torch.compile; by default on a GPU
-    cuda_graphs: bool | None = None  #: by default for compiled models under 30M parameters, one process
+    cuda_graphs: bool | None = None  #: by default on one GPU for models under 400M parameters
     threads: int | None = None  #: of the CPU; recorded, since they change the last bits
     accumulate: int = 1  #: micro-batches per step
     auto_batch: bool = False  #: out of memory: halve the micro-batch and accumulate

@@ -122,10 +122,11 @@ class Session:
         self.config, self.folder, self.parts, self.accelerator = config, folder, parts, accelerator
         self.main = accelerator.is_main_process
         world, rank = accelerator.num_processes, accelerator.process_index
-        compiled = config.device.compile if config.device.compile is not None else accelerator.device.type == "cuda"
+        # compiled or recorded, as GPUs do by default: few shapes
+        bounded = accelerator.device.type == "cuda" or bool(config.device.compile or config.device.cuda_graphs)
         batches = Batches(
             parts.examples, config.data.batch_size, config.seed, buckets=config.data.buckets,
-            exact=not (compiled or config.device.cuda_graphs), causal=parts.model.config.body == "decoder",
+            exact=not bounded, causal=parts.model.config.body == "decoder",
             rank=rank, world=world,
         )  # fmt: skip
         augment = None
