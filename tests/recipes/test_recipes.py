@@ -160,6 +160,18 @@ def test_tiny_scale_runs(recipe: Recipe, pool: Path) -> None:
     assert again["rows"] == result["rows"]
 
 
+def test_rows_can_be_run_alone(pool: Path) -> None:
+    recipe = get_recipe("remixer-table-4")
+    quiet: dict[str, Any] = {"report": False, "live": Live(Console(file=io.StringIO()))}
+    result = reproduce(recipe, "tiny", out=pool, only=["Remixer Base"], **quiet)
+    ran = {row["name"] for row in result["rows"] if row["columns"]["Gen. EM"]["values"]}
+    assert ran == {"Remixer Base", "T5.1.1 Base"}
+    assert [claim["verdict"] for claim in result["claims"]] == ["undecided", "not run yet", "not run yet"]
+    assert 0 < gpu_minutes(recipe, "bench", ["Remixer Base"]) < gpu_minutes(recipe, "bench")
+    with pytest.raises(ValueError, match="did you mean 'Remixer Base'"):
+        reproduce(recipe, "tiny", out=pool, only=["Remixr Base"], **quiet)
+
+
 def test_ledger_has_a_row_for_every_claim_and_says_what_was_not_run(tmp_path: Path) -> None:
     found = rows({})
     assert len(found) == sum(len(recipe.claims) for recipe in RECIPES.values())

@@ -36,6 +36,10 @@ def reproduce(
     set_: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="Change a setting: `budget.steps=1000`.")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="A row to run, beside the baseline; may be repeated. Default: all rows."),
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Copy the result there, e.g. recipes/results.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long it takes.")] = False,
     ledger: Annotated[
@@ -58,13 +62,15 @@ def reproduce(
         chosen = get_recipe(recipe)
         chosen.scale(scale)
         if plan:
-            _plan(chosen, scale, seeds, console, as_json)
+            _plan(chosen, scale, seeds, only or [], console, as_json)
             return
         from tokenmix.recipes.run import reproduce as run
 
         changed = merge(*(assignment(text) for text in set_ or []))
         folder = None if data is None else str(data)
-        result = run(chosen, scale, out=out, seeds=seeds, engine=engine, jobs=jobs, data=folder, settings=changed)
+        result = run(
+            chosen, scale, out=out, seeds=seeds, engine=engine, jobs=jobs, data=folder, settings=changed, only=only or ()
+        )
         path = out / chosen.name / scale / "result.json"
         if save is not None:
             save.mkdir(parents=True, exist_ok=True)
@@ -123,16 +129,17 @@ def _ours(cell: dict[str, Any]) -> str:
     return f"{cell['mean']:.4g}{spread}"
 
 
-def _plan(recipe: Any, scale: str, seeds: int | None, console: Console, as_json: bool) -> None:
+def _plan(recipe: Any, scale: str, seeds: int | None, only: list[str], console: Console, as_json: bool) -> None:
     from tokenmix.recipes.estimate import gpu_minutes
     from tokenmix.recipes.run import contenders_of
 
     chosen = recipe.scale(scale)
     count = seeds or chosen.seeds
-    minutes = gpu_minutes(recipe, scale) * count / chosen.seeds
+    minutes = gpu_minutes(recipe, scale, only) * count / chosen.seeds
     stages = []
     for stage in chosen.stages:
-        models = {e.name: e.model.get("name") or e.model["layer"] for e in contenders_of(recipe, scale, stage)}
+        entries = contenders_of(recipe, scale, stage, only)
+        models = {entry.name: entry.model.get("name") or entry.model["layer"] for entry in entries}
         stages.append({"stage": stage.name, "after": stage.after, "settings": dict(stage.settings), "models": models})
     plan = {
         "recipe": recipe.name,

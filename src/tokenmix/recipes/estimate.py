@@ -7,6 +7,7 @@ makes 392 on COGS, `benchmarks/results/train-loop-h200.json`), and a third of th
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from tokenmix.models import TokenmixConfig
@@ -37,22 +38,22 @@ LENGTHS = {
 _COUNTED: dict[tuple[str, int, int | None], int] = {}
 
 
-def gpu_minutes(recipe: Recipe, scale: str) -> float:
-    """Minutes of one GPU for all runs, one after another.
+def gpu_minutes(recipe: Recipe, scale: str, only: Sequence[str] = ()) -> float:
+    """Minutes of one GPU for all runs, one after another; with ``only``, of those rows and the baseline.
 
     >>> 10 < gpu_minutes(get_recipe("gmlp-table-3"), "bench") < 200
     True
     """
-    return _gpu_minutes(recipe.name, scale)
+    return _gpu_minutes(recipe.name, scale, tuple(only))
 
 
 @functools.cache
-def _gpu_minutes(name: str, scale: str) -> float:
+def _gpu_minutes(name: str, scale: str, only: tuple[str, ...]) -> float:
     recipe = get_recipe(name)
     chosen = recipe.scale(scale)
     total = 0.0
     for stage in chosen.stages:
-        for entry in contenders_of(recipe, scale, stage):
+        for entry in contenders_of(recipe, scale, stage, only):
             config = config_of(entry, stage.body or chosen.body)
             if stage.profile:
                 total += 0.5

@@ -50,9 +50,11 @@ def contender_of(row: Row, scale: Scale, stage: Stage, name: str) -> Contender:
     return Contender(row.name, {"layer": encoder.strip(), "options": options, **({"body": body} if body else {})})
 
 
-def contenders_of(recipe: Recipe, scale: str, stage: Stage) -> list[Contender]:
-    """The models of a stage, the baseline first."""
+def contenders_of(recipe: Recipe, scale: str, stage: Stage, only: Sequence[str] = ()) -> list[Contender]:
+    """The models of a stage, the baseline first; with ``only``, those rows and the baseline."""
+    wanted = {recipe.row(name).name for name in (*only, recipe.baseline)} if only else None
     rows = [row for row in recipe.rows if row.runs("paper" if stage.original else scale)]
+    rows = [row for row in rows if wanted is None or row.name in wanted]
     rows.sort(key=lambda row: row.name != recipe.baseline)
     return [contender_of(row, recipe.scale(scale), stage, scale) for row in rows]
 
@@ -79,12 +81,14 @@ def reproduce(
     jobs: int = 1,
     data: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    only: Sequence[str] = (),
     live: Live | None = None,
     report: bool = True,
 ) -> dict[str, Any]:
     """Run every stage; stages of recipes that share an ``out`` reuse each other's runs.
 
-    ``settings`` lie above the recipe's own (`{"budget": {"steps": 100}}`); the result says so.
+    ``settings`` lie above the recipe's own (`{"budget": {"steps": 100}}`); the result says so. ``only`` names the rows
+    to run beside the baseline; claims about others stay "not run yet", and a later call without it goes on from there.
     """
     chosen = recipe.scale(scale)
     count = seeds or chosen.seeds
@@ -94,7 +98,7 @@ def reproduce(
     stages: dict[str, Any] = {}
     weights: dict[str, dict[tuple[str, int], str]] = {}
     for stage in chosen.stages:
-        entries = contenders_of(recipe, scale, stage)
+        entries = contenders_of(recipe, scale, stage, only)
         place = folder / recipe.name / scale / stage.name
         if stage.profile:
             found = _profile(entries, stage, chosen)
