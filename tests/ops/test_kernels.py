@@ -268,6 +268,21 @@ def test_gelu_norm_equals_the_formulas(shape: tuple[int, ...], dtype: torch.dtyp
 
 
 @needs_kernels
+def test_gelu_of_narrow_numbers_is_exact_up_to_their_rounding() -> None:
+    from tokenmix.ops.kernels.gelu_norm import fused_gelu_norm
+
+    h = torch.linspace(-9, 9, 4096, device=DEVICE).to(torch.bfloat16).view(4, 1024).requires_grad_()
+    weight, bias = torch.ones(512, device=DEVICE), torch.zeros(512, device=DEVICE)
+    z1, _ = fused_gelu_norm(h, weight, bias, 1e-5)
+    z1.sum().backward()
+    x = h.detach().double()[:, :512].requires_grad_()
+    exact = torch.nn.functional.gelu(x)
+    exact.sum().backward()
+    assert torch.allclose(z1.double(), exact, rtol=2**-7, atol=1e-4)  # the interpreter truncates
+    assert torch.allclose(h.grad[:, :512].double(), x.grad, rtol=2**-7, atol=1e-4)
+
+
+@needs_kernels
 @pytest.mark.gpu
 def test_gradient_of_the_matrix_has_the_same_bits_every_time() -> None:
     w, x = torch.randn(512, 512, device=DEVICE, requires_grad=True), draw(32, 512, 1024, dtype=torch.bfloat16)

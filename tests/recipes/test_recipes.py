@@ -71,6 +71,9 @@ def test_recipe_is_complete(recipe: Recipe) -> None:
 
 @each
 def test_minutes_in_the_text_are_the_estimate(recipe: Recipe) -> None:
+    if "Time: seconds" in recipe.doc:
+        assert gpu_minutes(recipe, "bench") == 0
+        return
     said = float(recipe.doc.split("Time: about ")[1].split(" ")[0])
     assert said == pytest.approx(gpu_minutes(recipe, "bench"), rel=0.35, abs=3)
 

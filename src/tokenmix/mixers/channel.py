@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tokenmix.mixers.base import ACTIVATIONS, Mixer, Slot, init_linear, linear, masked, shift_window
 from tokenmix.mixers.expression import Sublayer, one_of, option, register, whole
@@ -73,7 +74,16 @@ class _Geglu(Mixer):
             init_linear(layer, self.site)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **_: Any) -> Tensor:
-        return self.w3(self.dropout(gelu_linear(self.w1, x, approximate="tanh") * self.w2(x)))
+        if torch.compiler.is_compiling() and torch.is_grad_enabled():
+            # not kept for the way back, where one kernel reads both factors anyway: a tenth of a T5's memory
+            gated = checkpoint(_gated, self.w1(x), self.w2(x), use_reentrant=False, preserve_rng_state=False)
+        else:
+            gated = gelu_linear(self.w1, x, approximate="tanh") * self.w2(x)
+        return self.w3(self.dropout(gated))
+
+
+def _gated(gate: Tensor, value: Tensor) -> Tensor:
+    return nn.functional.gelu(gate, approximate="tanh") * value
 
 
 @register("conv_relu")

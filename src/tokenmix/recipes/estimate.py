@@ -56,7 +56,7 @@ def _gpu_minutes(name: str, scale: str, only: tuple[str, ...]) -> float:
         for entry in contenders_of(recipe, scale, stage, only):
             config = config_of(entry, stage.body or chosen.body)
             if stage.profile:
-                total += 0.5
+                total += 0.5 if stage.settings["steps"] else 0.0  # counting needs no GPU
                 continue
             total += chosen.seeds * (START + _minutes(stage, config))
     return total

@@ -7,6 +7,8 @@ da = dz₁ gelu'(a),  dc = dg gelu'(c),  dg = r (dx − mean(dx) − x̂ mean(dx
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -16,19 +18,38 @@ from tokenmix.ops.kernels.tune import Config, choose, processors
 
 
 @triton.jit
-def _cdf(x):
-    """Φ(x) of the normal distribution; gelu(x) = x Φ(x)."""
-    return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+def _cdf(x, NARROW: tl.constexpr):
+    """Φ(x) of the normal distribution; gelu(x) = x Φ(x).
+
+    For 16-bit numbers Φ − ½ as an odd polynomial on |x| ≤ 4.2, off by at most 3e-5 (gelu by 7e-5), in half the
+    instructions of erf: they, not memory, are what this kernel waits for.
+    """
+    if NARROW:
+        x = tl.minimum(tl.maximum(x, -4.2), 4.2)
+        s = x * x
+        p = 5.1051042e-11 * s - 4.9239826e-09
+        p = p * s + 2.1098323e-07
+        p = p * s - 5.3472863e-06
+        p = p * s + 9.0345784e-05
+        p = p * s - 1.0890429e-03
+        p = p * s + 9.7480966e-03
+        p = p * s - 6.6231720e-02
+        p = p * s + 3.9883938e-01
+        return p * x + 0.5
+    else:
+        return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
 
 
 @triton.jit
-def _slope(x):
+def _slope(x, cdf):
     """gelu'(x) = Φ(x) + x φ(x)."""
-    return _cdf(x) + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    return cdf + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
 
 
 @triton.jit
-def _forward(h, w, b, z1, z2, mean, r, rows, width, eps, R: tl.constexpr, BLOCK: tl.constexpr):
+def _forward(
+    h, w, b, z1, z2, mean, r, rows, width, eps, NARROW: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     i = tl.program_id(0) * R + tl.arange(0, R)
     d = tl.arange(0, BLOCK)
     real = (d < width)[None, :]
@@ -36,9 +57,9 @@ def _forward(h, w, b, z1, z2, mean, r, rows, width, eps, R: tl.constexpr, BLOCK:
     place = i.to(tl.int64)[:, None] * width + d[None, :]
     source = place + i.to(tl.int64)[:, None] * width  # rows of h are twice as long
     a = tl.load(h + source, mask=inside, other=0.0).to(tl.float32)
-    tl.store(z1 + place, (a * _cdf(a)).to(z1.dtype.element_ty), mask=inside)
+    tl.store(z1 + place, (a * _cdf(a, NARROW)).to(z1.dtype.element_ty), mask=inside)
     c = tl.load(h + source + width, mask=inside, other=0.0).to(tl.float32)
-    g = c * _cdf(c)
+    g = c * _cdf(c, NARROW)
     m = tl.sum(g, 1) / width
     g = tl.where(real, g - m[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(g * g, 1) / width + eps)
@@ -51,7 +72,8 @@ def _forward(h, w, b, z1, z2, mean, r, rows, width, eps, R: tl.constexpr, BLOCK:
 
 @triton.jit
 def _backward(
-    dz1, dz2, h, w, mean, r, dh, dw, db, rows, width, blocks, R: tl.constexpr, BLOCK: tl.constexpr
+    dz1, dz2, h, w, mean, r, dh, dw, db, rows, width, blocks,
+    NARROW: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     d = tl.arange(0, BLOCK)
     real = (d < width)[None, :]
@@ -64,16 +86,17 @@ def _backward(
         place = i.to(tl.int64)[:, None] * width + d[None, :]
         source = place + i.to(tl.int64)[:, None] * width
         a = tl.load(h + source, mask=inside, other=0.0).to(tl.float32)
-        da = tl.load(dz1 + place, mask=inside, other=0.0).to(tl.float32) * _slope(a)
+        da = tl.load(dz1 + place, mask=inside, other=0.0).to(tl.float32) * _slope(a, _cdf(a, NARROW))
         tl.store(dh + source, da.to(dh.dtype.element_ty), mask=inside)
         c = tl.load(h + source + width, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(dz2 + place, mask=inside, other=0.0).to(tl.float32)
         m = tl.load(mean + i, mask=i < rows, other=0.0)[:, None]
         scale = tl.load(r + i, mask=i < rows, other=0.0)[:, None]
-        x = tl.where(inside, (c * _cdf(c) - m) * scale, 0.0)
+        cdf = _cdf(c, NARROW)
+        x = tl.where(inside, (c * cdf - m) * scale, 0.0)
         dx = dy * gain
         dg = scale * (dx - (tl.sum(dx, 1) / width)[:, None] - x * (tl.sum(dx * x, 1) / width)[:, None])
-        tl.store(dh + source + width, (dg * _slope(c)).to(dh.dtype.element_ty), mask=inside)
+        tl.store(dh + source + width, (dg * _slope(c, cdf)).to(dh.dtype.element_ty), mask=inside)
         sum_w += tl.sum(dy * x, 0)
         sum_b += tl.sum(dy, 0)
     tl.store(dw + tl.program_id(0) * width + d, sum_w, mask=d < width)
@@ -88,10 +111,11 @@ CONFIGS: list[Config] = [  # numbers in a tile of whole rows
 ]
 
 
-def _tile(config: Config, width: int) -> dict[str, int]:
-    """Rows and columns of a tile."""
+def _tile(config: Config, width: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Rows and columns of a tile, and whether its numbers are narrow."""
     block = triton.next_power_of_2(width)
-    return {"R": max(1, config["most"] // block), "BLOCK": block, "num_warps": config["num_warps"]}
+    tile = {"R": max(1, config["most"] // block), "BLOCK": block, "num_warps": config["num_warps"]}
+    return {**tile, "NARROW": dtype != torch.float32}
 
 
 @torch.library.custom_op("tokenmix::gelu_norm", mutates_args=())
@@ -103,7 +127,7 @@ def gelu_norm_op(h: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[T
     mean, scale = (h.new_empty(rows, dtype=torch.float32) for _ in range(2))
 
     def launch(config: Config) -> None:
-        tile = _tile(config, width)
+        tile = _tile(config, width, h.dtype)
         grid = (triton.cdiv(rows, tile["R"]),)
         _forward[grid](h, weight, bias, z1, z2, mean, scale, rows, width, eps, **tile)
 
@@ -128,7 +152,7 @@ def gelu_norm_backward(
     dh = torch.empty_like(h)
 
     def launch(config: Config) -> tuple[Tensor, Tensor]:
-        tile = _tile(config, width)
+        tile = _tile(config, width, h.dtype)
         blocks = triton.cdiv(rows, tile["R"])
         programs = min(blocks, 4 * processors())
         dw, db = (h.new_empty(programs, width, dtype=torch.float32) for _ in range(2))
