@@ -17,7 +17,7 @@ _EM = {"Gen. EM": "exact_match", "Params (M)": "parameters/1e6"}
 SCRATCH_COGS = {
     "data": {"task": "cogs", "batch_size": 128, "buckets": 4},
     "budget": {"steps": 20_000},
-    "optimizer": {"name": "adamw", "lr": 2e-4, "clip": 1.0},
+    "optimizer": {"name": "adamw", "lr": 3e-4, "clip": 1.0},
     "schedule": {"name": "linear", "warmup": 0.02},
     "validation": {"every": 0, "split": "validation"},
     "checkpoints": {"every": 0, "keep_last": 1},
