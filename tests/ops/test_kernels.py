@@ -205,26 +205,33 @@ def real_and_fake(op: Any, *arguments: Any) -> list[tuple[Any, Any]]:
     return [((r.shape, r.stride(), r.dtype), (f.shape, f.stride(), f.dtype)) for r, f in pairs if r.numel()]
 
 
+def permuted(t: Tensor | None) -> Tensor | None:
+    """The same numbers, the first dimension innermost in memory."""
+    return None if t is None else t.transpose(0, -1).contiguous().transpose(0, -1)
+
+
 @needs_kernels
+@pytest.mark.parametrize("order", [lambda t: t, permuted], ids=["contiguous", "permuted"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_compiler_is_told_the_truth_about_attend(shared: bool) -> None:
+def test_the_compiler_is_told_the_truth_about_attend(shared: bool, order: Any) -> None:
     import tokenmix.ops.kernels.attend  # noqa: F401  registers the operators
 
     q, v = draw(3, 2, 21, 8, dtype=torch.float32), draw(3, 2, 37, 16, dtype=torch.float32)
     k, bias = draw(1 if shared else 3, 2, 37, 8, dtype=torch.float32), draw(2, 21, 37, dtype=torch.float32)
-    terms = (q, k, v, bias, draw(2, 37, dtype=torch.float32), lengths(3, 37), False)
+    terms = (*map(order, (q, k, v, bias, draw(2, 37, dtype=torch.float32), lengths(3, 37))), False)
     out, lse = torch.ops.tokenmix.attend(*terms)
     pairs = real_and_fake(torch.ops.tokenmix.attend, *terms)
     pairs += real_and_fake(
-        torch.ops.tokenmix.attend_backward, torch.randn_like(out), *terms, out, lse, [True, True]
+        torch.ops.tokenmix.attend_backward, order(torch.randn_like(out)), *terms, out, lse, [True, True]
     )  # fmt: skip
     assert len(pairs) == 7
     assert all(real == fake for real, fake in pairs), pairs
 
 
 @needs_kernels
+@pytest.mark.parametrize("order", [lambda t: t, permuted], ids=["contiguous", "permuted"])
 @pytest.mark.parametrize("mode", ["plain", "compose", "gate"])
-def test_the_compiler_is_told_the_truth_about_persist(mode: str) -> None:
+def test_the_compiler_is_told_the_truth_about_persist(mode: str, order: Any) -> None:
     import tokenmix.ops.kernels.persist  # noqa: F401  registers the operators
 
     w, x, row = torch.randn(2, 21, 21, device=DEVICE), draw(3, 21, 16, dtype=torch.float32), torch.rand(3, 21, 2)
@@ -232,12 +239,13 @@ def test_the_compiler_is_told_the_truth_about_persist(mode: str) -> None:
     u, addend = (draw(3, 21, 16, dtype=torch.float32) if gate else None for _ in range(2))
     bias = torch.randn(21, device=DEVICE) if gate else None
     alpha = torch.rand(16, device=DEVICE) if mode == "compose" else None
-    given = (row.to(DEVICE), lengths(3, 21), False, mode, u, bias)
+    w, x, addend, alpha = map(order, (w, x, addend, alpha))
+    given = (order(row.to(DEVICE)), order(lengths(3, 21)), False, mode, order(u), bias)
     y, kept = torch.ops.tokenmix.persist(w, x, *given, addend, alpha, 0.0, True)
     needs = [True, True, True, gate, gate, gate, mode == "compose"]
     pairs = real_and_fake(torch.ops.tokenmix.persist, w, x, *given, addend, alpha, 0.0, True)
     pairs += real_and_fake(
-        torch.ops.tokenmix.persist_backward, torch.randn_like(y), w, x, y, kept, *given, alpha, 0.0, needs
+        torch.ops.tokenmix.persist_backward, order(torch.randn_like(y)), w, x, y, kept, *given, alpha, 0.0, needs
     )  # fmt: skip
     assert len(pairs) == (1 if mode == "plain" else 2) + sum(needs)
     assert all(real == fake for real, fake in pairs), pairs

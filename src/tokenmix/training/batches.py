@@ -116,7 +116,8 @@ class Batches(Dataset):
         bucket = np.full(count, len(self.shapes) - 1)
         for number, (inputs, targets) in reversed(list(enumerate(self.shapes))):
             bucket[(sizes[:, 0] <= inputs) & (sizes[:, 1] <= targets)] = number
-        order = np.lexsort((positions, sizes.sum(1), bucket)).reshape(self.pool, self.batch_size)
+        # at random inside a bucket: batches sorted by length are full of one kind of sentence, and learn far worse
+        order = np.lexsort((positions, bucket)).reshape(self.pool, self.batch_size)
         order = order[np.argsort(bits(key(self.seed, 1, pool), np.arange(self.pool)), kind="stable")]
         return indices[order], epochs[order], sizes[order]
 

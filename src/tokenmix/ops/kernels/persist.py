@@ -138,7 +138,7 @@ def persist_backward(
     if need_row and row is not None:  # ds holds r already: dr = Σ_c ds ⊙ s / r²
         s = y if mode == "plain" else kept
         dots = row_dot(ds, s, heads)
-        drow = torch.where(row > 0, dots / row / row, 0.0).to(row.dtype)
+        drow = torch.where(row > 0, dots / row / row, 0.0).to(row.dtype).contiguous()  # as the compiler is told
     if need_alpha and alpha is not None:
         dalpha = alpha_grad(g, kept, x, alpha)
     return dw, dx, drow, du, dbias, daddend, dalpha
