@@ -52,6 +52,18 @@ def rows() -> list[tuple[str, str, str, str]]:
             ours = times["tokenmix"]["both"]
             what = ops["tables"][key]["what"].rstrip(".").split(";")[0] + ", forward + backward, one H200"
             found.append((what, f"{ours:.2f} ms", f"{peer} {theirs['both']:.2f} ms", "ops-h200.json"))
+    train = load("train-h200.json")
+    if train:
+        for table, ours, theirs, what, peer in (
+            ("t5", "T5.1.1-base", "Hugging Face T5.1.1-base", "training step, batch 128, 512/114", "Hugging Face"),
+            ("cogs", "COGS-sized", "Hugging Face COGS-sized", "training step, batch 128, 24/160", "Hugging Face"),
+            ("gmlp", "gMLP-S/16 training", "timm gMLP-S/16 training", "batch 256", "timm"),
+            ("gmlp", "gMLP-S/16 inference", "timm gMLP-S/16 inference", "batch 256", "timm"),
+        ):
+            mine, other = train["tables"][table][ours], train["tables"][table][theirs]
+            cost = [f"{row['ms']:.3g} ms, {row['memory_gb']:.1f} GB" for row in (mine, other)]
+            times = f"**{other['ms'] / mine['ms']:.2f}×** ({cost[0]})"
+            found.append((f"{ours}, {what}, compiled, one H200, bf16", times, f"{peer}, {cost[1]}", "train-h200.json"))
     data = load("data-cpu.json")
     if data:
         span, masked = data["span_corruption"], data["masked_lm"]

@@ -69,7 +69,15 @@ def reproduce(
         changed = merge(*(assignment(text) for text in set_ or []))
         folder = None if data is None else str(data)
         result = run(
-            chosen, scale, out=out, seeds=seeds, engine=engine, jobs=jobs, data=folder, settings=changed, only=only or ()
+            chosen,
+            scale,
+            out=out,
+            seeds=seeds,
+            engine=engine,
+            jobs=jobs,
+            data=folder,
+            settings=changed,
+            only=only or (),
         )
         path = out / chosen.name / scale / "result.json"
         if save is not None:

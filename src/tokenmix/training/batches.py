@@ -4,8 +4,10 @@ So any process makes any batch at any time: data workers need no state, a resume
 every model that is trained with the same seed sees the same batches in the same order.
 
 The stream goes on for ever, through all examples in a new order each epoch. It is cut into pools of 64 batches; within
-a pool examples of similar length come together, and the batches of a pool are taken in random order. Every batch is
-full, and lengths are padded to a few shapes (`bucket_shapes`), so that a compiled model compiles a few times and never again.
+a pool the examples of a bucket of lengths come together, and the batches of a pool are taken in random order. Every batch
+is full, and lengths are padded to a few shapes (`bucket_shapes`), so that a compiled model compiles a few times and never
+again. Buckets save padding and cost variety: batches of one length are full of one kind of sentence. With one bucket
+batches are drawn at random (`benchmarks/results/batches-cogs-cpu.json` compares).
 """
 
 from __future__ import annotations
@@ -116,7 +118,6 @@ class Batches(Dataset):
         bucket = np.full(count, len(self.shapes) - 1)
         for number, (inputs, targets) in reversed(list(enumerate(self.shapes))):
             bucket[(sizes[:, 0] <= inputs) & (sizes[:, 1] <= targets)] = number
-        # at random inside a bucket: batches sorted by length are full of one kind of sentence, and learn far worse
         order = np.lexsort((positions, bucket)).reshape(self.pool, self.batch_size)
         order = order[np.argsort(bits(key(self.seed, 1, pool), np.arange(self.pool)), kind="stable")]
         return indices[order], epochs[order], sizes[order]
