@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tokenmix.ops import attend, chunked, reference  # chunked: the module
+from tokenmix.ops.dropout import kept, new_seed
 
 module = importlib.import_module("tokenmix.ops.attend")
 BATCH, HEADS, LENGTH, WIDTH, VALUES = 3, 4, 13, 8, 5
@@ -160,6 +161,37 @@ def test_dropout_keeps_the_mean_and_drops():
     out = attend(q, q, v, dropout=0.5)
     assert out.std() > 0.05
     assert abs(out.mean() - 1) < 0.05
+
+
+@pytest.mark.parametrize("small", [0, 1 << 22], ids=["blocks", "held"])
+def test_dropout_follows_from_its_seed(monkeypatch, small: int):
+    seed = torch.tensor([3, (1 << 32) - 5])
+    monkeypatch.setattr(module, "SMALL", small)
+    monkeypatch.setattr(chunked, "BLOCK", 200)
+    monkeypatch.setattr(chunked, "new_seed", lambda device: seed)
+    monkeypatch.setattr(module, "new_seed", lambda device: seed)
+    q, k, v = (torch.randn(3, 2, 16, 4, dtype=torch.double, requires_grad=True) for _ in range(3))
+    bias = torch.randn(2, 16, 16, dtype=torch.double, requires_grad=True)
+    factor = kept(seed, slice(0, 3), 2, slice(0, 16), 16, 0.3, torch.double)
+    assert set(factor.flatten().tolist()) == {0.0, 1 / 0.7}
+    want = (torch.softmax(q @ k.transpose(-1, -2) + bias, -1) * factor) @ v
+    got = attend(q, k, v, bias=bias, dropout=0.3)
+    assert torch.allclose(got, want)
+    both = [torch.autograd.grad(out.square().sum(), [q, k, v, bias]) for out in (got, want)]
+    assert all(torch.allclose(a, b) for a, b in zip(*both, strict=True))
+
+
+def test_what_is_dropped_is_independent_of_the_cut():
+    seed = new_seed(torch.device("cpu"))
+    whole = kept(seed, slice(0, 3), 2, slice(0, 24), 40, 0.25, torch.float32)
+    part = kept(seed, slice(1, 3), 2, slice(8, 20), 40, 0.25, torch.float32)
+    assert torch.equal(part, whole[1:, :, 8:20])
+    drops = (kept(seed, slice(0, 8), 4, slice(0, 128), 128, 0.25, torch.float32) == 0).double()
+    assert abs(drops.mean() - 0.25) < 0.005
+    for dimension in range(4):  # neighbours in every direction know nothing of each other
+        n = drops.shape[dimension]
+        together = (drops.narrow(dimension, 0, n - 1) * drops.narrow(dimension, 1, n - 1)).mean()
+        assert abs(together - 0.0625) < 0.003
 
 
 def test_dropout_in_blocks_draws_the_same_on_the_way_back(monkeypatch):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.ops import Compose, Gate, attend, persist, reference
+from tokenmix.ops.dropout import kept
 from tokenmix.ops.kernels import INSTALLED, INTERPRETING, usable
 
 RUNS = INSTALLED and (INTERPRETING or torch.cuda.is_available())
@@ -218,7 +219,8 @@ def test_the_compiler_is_told_the_truth_about_attend(shared: bool, order: Any) -
 
     q, v = draw(3, 2, 21, 8, dtype=torch.float32), draw(3, 2, 37, 16, dtype=torch.float32)
     k, bias = draw(1 if shared else 3, 2, 37, 8, dtype=torch.float32), draw(2, 21, 37, dtype=torch.float32)
-    terms = (*map(order, (q, k, v, bias, draw(2, 37, dtype=torch.float32), lengths(3, 37))), False)
+    seed = torch.tensor([7, 1 << 31], device=DEVICE)
+    terms = (*map(order, (q, k, v, bias, draw(2, 37, dtype=torch.float32), lengths(3, 37))), seed, False, 0.1)
     out, lse = torch.ops.tokenmix.attend(*terms)
     pairs = real_and_fake(torch.ops.tokenmix.attend, *terms)
     pairs += real_and_fake(
@@ -333,6 +335,31 @@ def test_attend_equals_reference(sizes: str, terms: str, masked: bool, causal: b
     assert not disagreements(
         partial(attend, mask=mask, causal=causal), partial(reference.attend, mask=mask, causal=causal), inputs
     )
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("masked", "causal"), [(False, False), (True, True)], ids=["all", "padded-causal"])
+def test_attend_with_dropout_equals_the_formulas(
+    masked: bool, causal: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tokenmix.ops.kernels.attend as kernels
+
+    batch, heads, length, p = 3, 2, 37, 0.3
+    seed = torch.tensor([(1 << 32) - 2, 5], device=DEVICE)
+    monkeypatch.setattr(kernels, "new_seed", lambda device: seed)
+    inputs = {n: draw(batch, heads, length, 16, dtype=dtype) for n in "qkv"}
+    inputs["q"], inputs["bias"] = inputs["q"] / 3, draw(heads, length, length, dtype=dtype)
+    mask = lengths(batch, length) if masked else None
+    factor = kept(seed, slice(0, batch), heads, slice(0, length), length, p, torch.float64)
+
+    def formula(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        seen = reference.visibility(mask, causal, length, length, DEVICE)
+        logits = q @ k.transpose(-1, -2) + bias
+        logits = logits if seen is None else logits.masked_fill(~seen, -torch.inf)
+        return (torch.softmax(logits, -1) * factor.to(q.dtype)) @ v
+
+    assert not disagreements(partial(attend, mask=mask, causal=causal, dropout=p), formula, inputs)
 
 
 @needs_kernels

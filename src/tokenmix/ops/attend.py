@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from tokenmix.ops.chunked import MASKED, chunked, future, per_key, rows
+from tokenmix.ops.dropout import kept, new_seed
 from tokenmix.ops.kernels import usable
 from tokenmix.ops.reference import visibility
 
@@ -65,15 +66,19 @@ def attend(
         mask = mask.bool()
     batch, heads, keys, _ = v.shape
     queries = _queries(q, bias, tile)
-    if _fits_kernel(q, k, v, bias, key_bias, tile, mask, dropout):
+    if _fits_kernel(q, k, v, bias, key_bias, tile, mask):
         from tokenmix.ops.kernels.attend import fused_attend
 
-        return fused_attend(q, k, v, bias=bias, key_bias=key_bias, mask=mask, causal=causal)  # type: ignore[arg-type]
+        return fused_attend(q, k, v, bias=bias, key_bias=key_bias, mask=mask, causal=causal, dropout=dropout)  # type: ignore[arg-type]
     trainable_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     small = batch * heads * queries * keys <= SMALL
     if q is None or k is None or tile is not None or trainable_bias or (not v.is_cuda and (small or dropout)):
         if small:
-            out = rows(q, k, v, bias, key_bias, *(tile or (None, None)), mask, 0 if causal else -1, dropout=dropout)
+            factor = None
+            if dropout:
+                everything = slice(0, batch), heads, slice(0, queries), keys
+                factor = kept(new_seed(v.device), *everything, dropout, v.dtype)
+            out = rows(q, k, v, bias, key_bias, *(tile or (None, None)), mask, 0 if causal else -1, kept=factor)
         else:
             out = chunked(q, k, v, bias, key_bias, tile, mask, causal, dropout)
     else:
@@ -135,10 +140,9 @@ def _fits_kernel(
     key_bias: Tensor | None,
     tile: tuple[Tensor, Tensor] | None,
     mask: Tensor | None,
-    dropout: float,
 ) -> bool:
     """Is our own kernel the fastest way? Where there is nothing but q, k and v, PyTorch's is."""
-    if q is None or k is None or tile is not None or dropout or (bias is not None and bias.dim() != 3):
+    if q is None or k is None or tile is not None or (bias is not None and bias.dim() != 3):
         return False
     plain = bias is None and key_bias is None and mask is None
     few = q.shape[-2] < 16 or max(q.shape[-1], v.shape[-1]) > 128  # decoding steps; tiles that would not fit

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmix.ops.dropout import kept, new_seed
+
 MASKED = -30000.0  # finite, so that a row that sees nothing stays finite; exp(−30000) is 0 in every precision
 BLOCK = 1 << 19  # logits held at once: 2 MiB in float32, about a core's cache
 
 
-def rows(*given: Any, dropout: float = 0.0) -> Tensor:
-    """Attention of some query rows; arguments as of `weights`."""
+def rows(*given: Any, kept: Tensor | None = None) -> Tensor:
+    """Attention of some query rows; arguments as of `weights`, and a factor for each weight."""
     v = given[2]
     w = weights(*given).to(v.dtype)
-    if dropout:
-        w = torch.dropout(w.expand(v.shape[0], v.shape[1], -1, -1), dropout, True)
-    return w @ v
+    return (w if kept is None else w * kept) @ v
 
 
 def weights(
@@ -83,8 +83,7 @@ def chunked(
 ) -> Tensor:
     """softmax(…)·v block by block; arguments as in :func:`tokenmix.ops.attend`."""
     a, b = tile if tile is not None else (None, None)
-    # the way back draws the same; a tensor, so that compiled graphs do not depend on it
-    seed = torch.randint(1, 1 << 62, ()) if dropout else None
+    seed = new_seed(v.device) if dropout else None
     return _forward(q, k, v, bias, key_bias, a, b, mask, causal, dropout, seed)
 
 
@@ -139,10 +138,11 @@ def _forward(
 ) -> Tensor:
     given = [q, k, v, bias, key_bias, tile_a, tile_b, mask]
     out = _empty(given)
-    with torch.autocast(v.device.type, enabled=False), _drawing(seed, v.device):
+    with torch.autocast(v.device.type, enabled=False):
         for examples, queries in _blocks(given):
             part = _cut(given, examples, queries)
-            out[examples, :, queries] = rows(*part, queries.start if causal else -1, dropout=dropout)
+            factor = None if seed is None else kept(seed, examples, v.shape[1], queries, v.shape[2], dropout, v.dtype)
+            out[examples, :, queries] = rows(*part, queries.start if causal else -1, kept=factor)
     return out
 
 
@@ -176,11 +176,12 @@ def _backward(
 ) -> list[Tensor]:
     given = [q, k, v, bias, key_bias, tile_a, tile_b, mask]
     totals = _totals(given, wanted)
-    with torch.autocast(v.device.type, enabled=False), _drawing(seed, v.device):
+    with torch.autocast(v.device.type, enabled=False):
         for examples, queries in _blocks(given):
             part = _cut(given, examples, queries)
             into = _cut([t if t.numel() else None for t in totals], examples, queries)
-            found = _block_gradients(grad[examples, :, queries], part, queries.start if causal else -1, dropout)
+            factor = None if seed is None else kept(seed, examples, v.shape[1], queries, v.shape[2], dropout, v.dtype)
+            found = _block_gradients(grad[examples, :, queries], part, queries.start if causal else -1, factor)
             for total, gradient in zip(into, found, strict=False):
                 if total is not None and gradient is not None:
                     total += _fit(gradient, total)
@@ -188,16 +189,15 @@ def _backward(
 
 
 def _block_gradients(
-    grad: Tensor, part: list[Any], first: int, dropout: float
+    grad: Tensor, part: list[Any], first: int, factor: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients by q, k, v, bias, key_bias, A and B of one block, before they are summed to the arguments' shapes."""
     q, k, v, _, _, a, b, _ = part
     assert v is not None
     w = weights(*part[:8], first).expand(v.shape[0], v.shape[1], -1, -1)  # type: ignore[call-arg]
-    kept = torch.dropout(torch.ones_like(w, dtype=v.dtype), dropout, True) if dropout else None
-    used = w.to(v.dtype) if kept is None else w.to(v.dtype) * kept
+    used = w.to(v.dtype) if factor is None else w.to(v.dtype) * factor
     dw = grad @ v.transpose(-1, -2)  # out = W v
-    dw = (dw if kept is None else dw * kept).to(w.dtype)
+    dw = (dw if factor is None else dw * factor).to(w.dtype)
     ds = (w * (dw - (dw * w).sum(-1, keepdim=True))).to(v.dtype)  # W = softmax(S)
     dq = dk = da = db = None
     if q is not None and k is not None:  # S = q kᵀ + …
@@ -240,19 +240,3 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
-
-
-class _drawing:
-    """Random numbers from a seed inside, untouched outside."""
-
-    def __init__(self, seed: Tensor | None, device: torch.device) -> None:
-        self.seed = 0 if seed is None else int(seed)
-        self.fork = torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=bool(self.seed))
-
-    def __enter__(self) -> None:
-        self.fork.__enter__()
-        if self.seed:
-            torch.manual_seed(self.seed)
-
-    def __exit__(self, *error: Any) -> None:
-        self.fork.__exit__(*error)

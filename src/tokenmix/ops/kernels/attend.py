@@ -1,8 +1,8 @@
 """`attend` with a bias as one custom operator on the kernels of `attention`, forward and backward.
 
-`torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, causal)` gives the output and the logarithm of each row's sum.
-q and k may have a batch of 1 (learned, shared), their width may differ from v's. Outputs and gradients lie in memory as
-[batch, length, heads, width], so that projections before and after need no copies.
+`torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, seed, causal, dropout)` gives the output and the logarithm of each
+row's sum. q and k may have a batch of 1 (learned, shared), their width may differ from v's. Outputs and gradients lie in
+memory as [batch, length, heads, width], so that projections before and after need no copies.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from tokenmix.ops.dropout import new_seed
 from tokenmix.ops.kernels import INTERPRETING, attention
 from tokenmix.ops.kernels.mix import describe, tma_ready
 from tokenmix.ops.kernels.tune import Config, choose, precision
@@ -64,8 +65,9 @@ def _mask_of(mask: Tensor | None, like: Tensor) -> tuple[Tensor, tuple[int, int,
 
 @torch.library.custom_op("tokenmix::attend", mutates_args=())
 def attend_op(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_bias: Tensor | None, mask: Tensor | None, causal: bool
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_bias: Tensor | None, mask: Tensor | None,
+    seed: Tensor | None, causal: bool, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(o [batch, heads, queries, value width], log₂ of each row's sum [batch, heads, queries])."""
     q, k, v = map(_dense, (q, k, v))
     batch, heads, keys, value_width = v.shape
@@ -79,22 +81,22 @@ def attend_op(
     def launch(c: Config) -> None:
         bias_ = v if bias is None else describe(bias, c["BI"], c["BJ"]) if tma else bias
         attention.attention_forward[(triton.cdiv(queries, c["BI"]), batch * heads)](
-            q, k, v, bias_, key_, mask_, out, lse,
+            q, k, v, bias_, key_, mask_, v if seed is None else seed, dropout, out, lse,
             *_strides(q), *_strides(k), *_strides(v), *(bias.stride() if bias is not None else (0, 0, 0)),
             *mask_strides, *_strides(out), heads, queries, keys, width, value_width,
-            BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal,
+            BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal, DROPS=seed is not None,
             PRECISION=precision(v.dtype), EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0,
             DQ=_power(width), DV=_power(value_width), TMA=tma, STAGES=c["num_stages"], **c,
         )  # fmt: skip
 
-    terms = (bias is not None, key_bias is not None, mask_kind, causal)
+    terms = (bias is not None, key_bias is not None, mask_kind, causal, *(() if seed is None else ("drops",)))
     key = (v.dtype, batch, heads, queries, keys, width, value_width, *terms)
     launch(choose("attend", key, _pick(FORWARD, v), launch))
     return out, lse
 
 
 @attend_op.register_fake
-def _(q, k, v, bias, key_bias, mask, causal):
+def _(q, k, v, bias, key_bias, mask, seed, causal, dropout):
     batch, heads, _, value_width = v.shape
     out = _rows_first(v, (batch, heads, q.shape[2], value_width))
     return out, v.new_empty(batch, heads, q.shape[2], dtype=torch.float32)
@@ -109,7 +111,9 @@ def attend_backward(
     bias: Tensor | None,
     key_bias: Tensor | None,
     mask: Tensor | None,
+    seed: Tensor | None,
     causal: bool,
+    dropout: float,
     out: Tensor,
     lse: Tensor,
     needs: list[bool],
@@ -131,7 +135,7 @@ def attend_backward(
     sums = None
     for first in range(0, batch, examples):
         count = min(examples, batch - first)
-        _keys_pass(q, k, v, turned, key_bias, mask, causal, g, lse, delta, dk, dv, ds, first, count)
+        _keys_pass(q, k, v, turned, key_bias, mask, seed, causal, dropout, g, lse, delta, dk, dv, ds, first, count)
         part = _queries_pass(ds, k, dq, causal, first, count, need_bias or need_key_bias)
         sums = part if sums is None else sums + part if part is not None else None
     dbias, dkey = v.new_empty(0), v.new_empty(0)
@@ -150,8 +154,9 @@ def _shared(grad: Tensor, t: Tensor) -> Tensor:
 
 
 def _keys_pass(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_bias: Tensor | None, mask: Tensor | None, causal: bool,
-    g: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor, ds: Tensor, first: int, count: int,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_bias: Tensor | None, mask: Tensor | None,
+    seed: Tensor | None, causal: bool, dropout: float, g: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
+    ds: Tensor, first: int, count: int,
 ) -> None:  # fmt: skip
     heads, keys, value_width = v.shape[1:]
     queries, width = q.shape[2:]
@@ -164,15 +169,16 @@ def _keys_pass(
     def launch(c: Config) -> None:
         bias_ = v if bias is None else describe(bias, c["BJ"], c["BI"]) if tma else bias
         attention.attention_backward_keys[(triton.cdiv(keys, c["BJ"]), count * heads)](
-            q, k, v, bias_, key_, mask_, g, lse, delta, dk, dv, describe(flat, c["BJ"], c["BI"]) if tma else ds,
+            q, k, v, bias_, key_, mask_, v if seed is None else seed, dropout, g, lse, delta, dk, dv,
+            describe(flat, c["BJ"], c["BI"]) if tma else ds,
             *_strides(q), *_strides(k), *_strides(v), *(bias.stride() if bias is not None else (0, 0, 0)),
             *mask_strides, *_strides(g), *_strides(dk), *_strides(dv), first, heads, queries, keys, width, value_width,
-            BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal,
+            BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal, DROPS=seed is not None,
             PRECISION=precision(v.dtype), EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0,
             DQ=_power(width), DV=_power(value_width), TMA=tma, STAGES=c["num_stages"], **c,
         )  # fmt: skip
 
-    terms = (bias is not None, key_bias is not None, mask_kind, causal)
+    terms = (bias is not None, key_bias is not None, mask_kind, causal, *(() if seed is None else ("drops",)))
     key = (v.dtype, count, heads, queries, keys, width, value_width, *terms)
     launch(choose("attend_keys", key, _pick(KEYS, v), launch))
 
@@ -196,7 +202,7 @@ def _queries_pass(
 
 
 @attend_backward.register_fake
-def _(g, q, k, v, bias, key_bias, mask, causal, out, lse, needs):
+def _(g, q, k, v, bias, key_bias, mask, seed, causal, dropout, out, lse, needs):
     dbias = v.new_empty(bias.shape, dtype=bias.dtype) if needs[0] else v.new_empty(0)
     dkey = v.new_empty(key_bias.shape, dtype=key_bias.dtype) if needs[1] else v.new_empty(0)
     dq, dk = (_rows_first(t) if t.shape[0] == v.shape[0] else t.new_empty(t.shape) for t in (q, k))
@@ -205,19 +211,18 @@ def _(g, q, k, v, bias, key_bias, mask, causal, out, lse, needs):
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
-    *tensors, causal = inputs
+    *tensors, ctx.causal, ctx.dropout = inputs
     ctx.save_for_backward(*tensors, *output)
-    ctx.causal = causal
 
 
 def _backward(ctx: Any, g: Tensor | None, _: Tensor | None, back: Any = attend_backward) -> tuple[Tensor | None, ...]:
     if g is None:
-        return (None,) * 7
-    q, k, v, bias, key_bias, mask, out, lse = ctx.saved_tensors
+        return (None,) * 9
+    *terms, out, lse = ctx.saved_tensors
     asked = ctx.needs_input_grad
     needs = [asked[3], asked[4]]
-    grads = back(g, q, k, v, bias, key_bias, mask, ctx.causal, out, lse, needs)
-    return *(t if need else None for t, need in zip(grads, asked[:5], strict=True)), None, None
+    grads = back(g, *terms, ctx.causal, ctx.dropout, out, lse, needs)
+    return *(t if need else None for t, need in zip(grads, asked[:5], strict=True)), *(None,) * 4
 
 
 attend_op.register_autograd(_backward, setup_context=_setup)
@@ -232,15 +237,17 @@ def fused_attend(
     key_bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    dropout: float = 0.0,
 ) -> Tensor:
     """See :func:`tokenmix.ops.attend`; a query that sees nothing gives 0, with gradient 0."""
     q, k = q.to(v.dtype), k.to(v.dtype)
     bias = bias if bias is None else bias.to(v.dtype)  # half the bytes; its gradient is summed in float32
     if mask is not None:
         mask = mask.bool().expand(v.shape[0], *mask.shape[1:])
+    seed = new_seed(v.device) if dropout else None
     if torch.compiler.is_compiling():
-        return torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, causal)[0]
-    return _Eager.apply(q, k, v, bias, key_bias, mask, causal)
+        return torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, seed, causal, dropout)[0]
+    return _Eager.apply(q, k, v, bias, key_bias, mask, seed, causal, dropout)
 
 
 class _Eager(torch.autograd.Function):

@@ -7,6 +7,9 @@ Forward keeps the logarithm of each row's sum. The way back walks over the keys 
 in a bounded workspace, from which come dq and, by a sum over examples in a fixed order, dbias. It works on Sᵀ [keys,
 queries] throughout, bias and dS included, so that no tile is transposed in registers. TMA: bias and dS are tensor
 descriptors, copied by the bulk engine while the matrix units work.
+
+With dropout, M of `tokenmix.ops.dropout` (0, or 1 over the share that is kept): o = (P ⊙ M) v, dv = (P ⊙ M)ᵀ do,
+dP = M ⊙ do vᵀ; the rest stays, Δ included. M is drawn again on the way back.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -35,6 +38,25 @@ def _visible(s, i, j, mask, smi, smj, queries, keys, MASK: tl.constexpr, CAUSAL:
 
 
 @triton.jit
+def _scrambled(x):
+    """f of `tokenmix.ops.dropout`, of unsigned 32-bit numbers."""
+    x ^= x >> 16
+    x *= 0x7FEB352D
+    x ^= x >> 15
+    x *= 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _kept(seed, stream, i, j, keys, dropout):
+    """M for query i and key j of an example's head; i and j are shaped to broadcast."""
+    key = _scrambled(tl.load(seed).to(tl.uint32) + stream.to(tl.uint32))
+    draw = _scrambled((i * keys + j).to(tl.uint32) ^ key) + tl.load(seed + 1).to(tl.uint32)
+    draw = (_scrambled(draw) >> 8).to(tl.float32) * (1.0 / (1 << 24))
+    return tl.where(draw < dropout, 0.0, 1.0 / (1.0 - dropout))
+
+
+@triton.jit
 def _rows(at, r, d, limit, width, EVEN: tl.constexpr, FULL: tl.constexpr):
     """A tile [r, d] at its pointers; 0 outside. EVEN: all rows are inside; FULL: all columns are."""
     if EVEN and FULL:
@@ -47,12 +69,12 @@ def _rows(at, r, d, limit, width, EVEN: tl.constexpr, FULL: tl.constexpr):
 
 @triton.jit
 def attention_forward(
-    q, k, v, bias, key_bias, mask, out, lse,
+    q, k, v, bias, key_bias, mask, seed, dropout, out, lse,
     sqb, sqh, sqi, skb, skh, skj, svb, svh, svj, sbh, sbi, sbj, smb, smi, smj, sob, soh, soi,
     heads, queries, keys, width: tl.constexpr, value_width: tl.constexpr,
-    BIAS: tl.constexpr, KEY_BIAS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-    EVEN_I: tl.constexpr, EVEN_J: tl.constexpr, DQ: tl.constexpr, DV: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
-    TMA: tl.constexpr, STAGES: tl.constexpr,
+    BIAS: tl.constexpr, KEY_BIAS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, EVEN_I: tl.constexpr, EVEN_J: tl.constexpr, DQ: tl.constexpr, DV: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out [BI queries] of one head of one example, and log₂ Σ exp of its logits."""
     i = tl.program_id(0) * BI + tl.arange(0, BI)
@@ -87,6 +109,8 @@ def attention_forward(
         p = tl.exp2(s * LOG2E - higher[:, None])
         shrink = tl.exp2(top - higher)
         total = total * shrink + tl.sum(p, 1)
+        if DROPS:
+            p *= _kept(seed, tl.program_id(1), i[:, None], j[None, :], keys, dropout)
         vt = _rows(v + j[:, None] * svj + dv[None, :], j, dv, keys, value_width, EVEN_J, FULL_V)
         acc = tl.dot(p.to(vt.dtype), vt, acc * shrink[:, None], input_precision=PRECISION)
         top = higher
@@ -115,12 +139,12 @@ def attention_delta(
 
 @triton.jit
 def attention_backward_keys(
-    q, k, v, bias, key_bias, mask, do, lse, delta, dk, dv, ds,
+    q, k, v, bias, key_bias, mask, seed, dropout, do, lse, delta, dk, dv, ds,
     sqb, sqh, sqi, skb, skh, skj, svb, svh, svj, sbh, sbj, sbi, smb, smi, smj, sgb, sgh, sgi,
     sdkb, sdkh, sdkj, sdvb, sdvh, sdvj, b_first, heads, queries, keys, width: tl.constexpr, value_width: tl.constexpr,
-    BIAS: tl.constexpr, KEY_BIAS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-    EVEN_I: tl.constexpr, EVEN_J: tl.constexpr, DQ: tl.constexpr, DV: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
-    TMA: tl.constexpr, STAGES: tl.constexpr,
+    BIAS: tl.constexpr, KEY_BIAS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, EVEN_I: tl.constexpr, EVEN_J: tl.constexpr, DQ: tl.constexpr, DV: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BJ keys of one head of one example; its dSᵀ goes to ds [examples, heads, keys, queries].
 
@@ -166,8 +190,12 @@ def attention_backward_keys(
             sums = tl.load(lse + i, mask=i < queries, other=float("inf"))
             p = tl.exp2(s * LOG2E - sums[None, :])
             gt = _rows(do + i[:, None] * sgi + d_v[None, :], i, d_v, queries, value_width, EVEN_I, FULL_V)
-            acc_v = tl.dot(p.to(gt.dtype), gt, acc_v, input_precision=PRECISION)
             dp = tl.dot(vt, tl.trans(gt), input_precision=PRECISION)
+            used = p
+            if DROPS:
+                kept = _kept(seed, b * heads + head, i[None, :], j[:, None], keys, dropout)
+                used, dp = p * kept, dp * kept
+            acc_v = tl.dot(used.to(gt.dtype), gt, acc_v, input_precision=PRECISION)
             shift = tl.load(delta + i, mask=i < queries, other=0.0)
             dst = (p * (dp - shift[None, :])).to(qt.dtype)
             acc_k = tl.dot(dst, qt, acc_k, input_precision=PRECISION)
