@@ -102,6 +102,26 @@ def test_the_loop_around_recorded_steps(tmp_path: Path, monkeypatch: pytest.Monk
     )  # weights move by some 1e-2; AdamW makes much of the rounding of tiny gradients
 
 
+def test_steps_that_cannot_be_recorded_are_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unrecordable(Replayed):
+        def record(self, shape: Any, tensors: dict[str, torch.Tensor], items: torch.Tensor) -> None:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    class Heard(Callback):
+        said: list[str] = []
+
+        def on_message(self, text: str) -> None:
+            self.said.append(text)
+
+    monkeypatch.setattr(loop, "GraphedSteps", Unrecordable)
+    monkeypatch.setattr(Trainer, "_wants_graphs", lambda self: True)
+    result = train(tiny(tmp_path / "a", budget__steps=3), callbacks=[Heard()])
+    assert result.steps == 3
+    assert [text for text in Heard.said if "cannot be recorded" in text and text.endswith("capturing")]
+    with pytest.raises(RuntimeError, match="not permitted"):  # who asks for graphs is told
+        train(tiny(tmp_path / "b", budget__steps=3, device__cuda_graphs=True))
+
+
 class Losses(Callback):
     """The loss of every logged step."""
 

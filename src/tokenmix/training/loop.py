@@ -191,14 +191,27 @@ class Trainer:
                     self.optimizer.found_inf = torch.ones_like(items)  # type: ignore[attr-defined]
                     self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
-            if self.graphs is not None:
-                self.graphs.record(shape, batch.tensors, items)
+            self._record(batch, items)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         made = "recorded" if self.graphs is not None else "compiled"
         shapes = ", ".join(map(str, self.batches.shapes))
         self._say(f"{made} {len(self.batches.shapes)} shapes in {seconds:.0f} s: {shapes}")
+
+    def _record(self, batch: Batch, items: Tensor) -> None:
+        """Record the step of a shape; a step that asks the device something cannot be, and is launched instead."""
+        if self.graphs is None:
+            return
+        try:
+            self.graphs.record(batch.shape, batch.tensors, items)
+        except RuntimeError as error:
+            if self.config.device.cuda_graphs or is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0]
+            self._say(f"the steps of this model cannot be recorded and are launched one by one: {reason}")
+            self.graphs = None
+            self.optimizer.zero_grad(set_to_none=True)
 
     # --------------------------------------------------------------------------------------------------- a step
 
