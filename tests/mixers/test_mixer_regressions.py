@@ -82,3 +82,12 @@ def test_padding_stays_hidden_beneath_huge_logits(scale: float) -> None:
     mask = torch.tensor([[1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1]]).bool()
     out = attend(None, None, v, bias=bias, mask=mask)
     assert torch.allclose(out, reference.attend(None, None, v, bias=bias, mask=mask))
+
+
+def test_windows_of_a_compiled_mixer_have_the_right_gradient() -> None:
+    torch.manual_seed(0)
+    mixer = parse("token_mlp(hidden=8, window=16)").build(d_model=8, max_length=20, causal=True)
+    x = torch.randn(2, 20, 8, requires_grad=True)
+    (plain,) = torch.autograd.grad(mixer(x).square().sum(), x)
+    (compiled,) = torch.autograd.grad(torch.compile(mixer, fullgraph=True)(x).square().sum(), x)
+    assert torch.allclose(plain, compiled, atol=1e-5)

@@ -115,5 +115,7 @@ class _CausalTokenMlp(Mixer):
 
 def _window_mlp(wide: Tensor, w1: Tensor, b1: Tensor, a: Tensor) -> Tensor:
     """Σ_h a_h · gelu(Σ_s W₁[h, s] x_{t−s} + b_h) for some of the hidden units."""
-    windows = wide.unfold(1, w1.shape[1], 1)  # [batch, length, channels, window], oldest token first
-    return nn.functional.gelu(windows @ w1.flip(-1).T + b1) @ a
+    # [batch, channels, length, window], oldest token first; along the last dimension, since the compiler of torch 2.13
+    # gets the gradient of windows along another one wrong on a CPU
+    windows = wide.transpose(1, 2).unfold(-1, w1.shape[1], 1)
+    return (nn.functional.gelu(windows @ w1.flip(-1).T + b1) @ a).transpose(1, 2)
