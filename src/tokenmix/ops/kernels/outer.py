@@ -114,11 +114,13 @@ def _outer(
 
 
 def _config(
-    BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, waves: int = 1, gluon: bool = False
-) -> Config:
-    """waves: rounds of programs on all multiprocessors. gluon: the kernel of `outer_hopper`."""
-    return {"BM": BM, "BN": BN, "BK": BK, "TMA": tma, "waves": waves, "gluon": gluon, "num_warps": warps,
-            "num_stages": stages}  # fmt: skip
+    BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, waves: int = 1, gluon: bool = False,
+    after: bool = False,
+) -> Config:  # fmt: skip
+    """waves: rounds of programs on all multiprocessors. gluon: the kernel of `outer_hopper`. after: Σ ds is taken from
+    ds in a second pass, since a tile of sums beside acc takes more registers than there are."""
+    return {"BM": BM, "BN": BN, "BK": BK, "TMA": tma, "waves": waves, "gluon": gluon, "after": after,
+            "num_warps": warps, "num_stages": stages}  # fmt: skip
 
 
 HALF_PRECISION = [
@@ -126,9 +128,11 @@ HALF_PRECISION = [
     _config(128, 256, 64, 8, 3, tma=True),
     _config(128, 256, 64, 8, 3),
     _config(128, 128, 64, 8, 3, waves=2),
+    _config(128, 256, 64, 8, 3, tma=True, after=True),
+    _config(128, 256, 64, 8, 3, after=True),
 ]
 SINGLE_PRECISION = [_config(64, 64, 32, 4, 3, waves=2), _config(128, 64, 32, 4, 3, waves=2)]
-INTERPRETED = [_config(16, 32, 16, 1, 1)]
+INTERPRETED = [_config(16, 32, 16, 1, 1), _config(16, 32, 16, 1, 1, after=True)]
 
 
 def _splits(tiles: int, waves: int, steps: int) -> int:
@@ -155,12 +159,12 @@ def outer(
 
     def launch(config: Config) -> tuple[Tensor, Tensor | None]:
         block = dict(config)
-        waves, gluon, tma = block.pop("waves"), block.pop("gluon"), block["TMA"]
+        waves, gluon, tma, inside = block.pop("waves"), block.pop("gluon"), block["TMA"], not block.pop("after")
         bm, bn, bk = block["BM"], block["BN"], block["BK"]
         tiles = heads * triton.cdiv(queries, bm) * triton.cdiv(keys, bn)
         splits = _splits(tiles, waves, batch * triton.cdiv(width, bk))
         dw = g.new_empty(splits, heads, queries, keys, dtype=torch.float32)
-        sums = g.new_empty(splits, heads, queries, dtype=torch.float32) if total else None
+        sums = g.new_empty(splits, heads, queries, dtype=torch.float32) if total and inside else None
         if gluon:
             from tokenmix.ops.kernels.outer_hopper import launch_outer_hopper
 
@@ -173,15 +177,17 @@ def outer(
             sums if sums is not None else dw, a, row_, mask_,
             *g.stride(), *own_.stride(), *x.stride(), ds.stride(0), ds.stride(1), *alpha_strides, *row_.stride(),
             *mask_.stride()[:2], batch, queries, keys, width, heads, splits, alpha_value,
-            MODE=mode, ALPHA=0 if alpha is None else 1 if alpha.dim() == 1 else 2, WRITE=write, TOTAL=total,
+            MODE=mode, ALPHA=0 if alpha is None else 1 if alpha.dim() == 1 else 2, WRITE=write, TOTAL=total and inside,
             ROW=row is not None, MASK=mask is not None, CAUSAL=causal, EVEN=width % bk == 0,
             PRECISION=precision(x.dtype), **block,
         )  # fmt: skip
+        if total and not inside:
+            return _added(dw), ds.sum((0, 2), dtype=torch.float32)
         return _added(dw), None if sums is None else sums.sum((0, 1))
 
     if configs is None:
         simple = heads == 1 and row is None and alpha is None and not causal and all(map(_gapless, (g, own_, x)))
-        configs = candidates(g, own_, x, heads, mask is not None, simple)
+        configs = candidates(g, own_, x, heads, mask is not None, simple, total)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None, total)
     dw, sums = launch(choose("outer", key, configs, launch))
     return dw, ds, sums
@@ -196,10 +202,10 @@ def _added(parts: Tensor) -> Tensor:
     return parts.sum(0) if parts.shape[0] > 1 else parts[0]
 
 
-def candidates(g: Tensor, own: Tensor, x: Tensor, heads: int, masked: bool, simple: bool) -> list[Config]:
+def candidates(g: Tensor, own: Tensor, x: Tensor, heads: int, masked: bool, simple: bool, total: bool) -> list[Config]:
     """The configurations that can run on these tensors; the Gluon kernel takes simple cases only."""
     if INTERPRETING:
-        return INTERPRETED
+        return INTERPRETED if total else INTERPRETED[:1]
     if x.dtype == torch.float32:
         return SINGLE_PRECISION
     width, queries, keys = x.shape[2] // heads, g.shape[1], x.shape[1]
@@ -207,6 +213,8 @@ def candidates(g: Tensor, own: Tensor, x: Tensor, heads: int, masked: bool, simp
 
     def fits(c: Config) -> bool:
         if c["gluon"] and not (simple and keys % c["BN"] == 0 and queries % c["BM"] == 0):
+            return False
+        if c["after"] and not total:
             return False
         return not c["TMA"] or (tma and width % c["BK"] == 0)
 
