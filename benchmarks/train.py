@@ -267,29 +267,28 @@ def derived(table: str, rows: dict[str, Any]) -> None:
             row["steps_relative_to_our_t5"] = round(rows["T5.1.1-base"]["ms"] / row["ms"], 3)
 
 
-BARS: tuple[tuple[str, str, str, float], ...] = (  # table, row, figure, the most (negative: the least) it may be
-    ("t5", "T5.1.1-base", "ms", 115),
-    ("t5", "T5.1.1-base", "memory_gb", 30),
-    ("t5", "Remixer-base, heads=1", "steps_relative_to_our_t5", -1 / 1.15),
-    ("t5", "Synthesizer R", "steps_relative_to_our_t5", -1.15),
-    ("t5", "Synthesizer D", "steps_relative_to_our_t5", -1.0),
-    ("t5", "Synthesizer R+V", "steps_relative_to_our_t5", -0.95),
-    ("cogs", "COGS-sized", "steps_per_second", -140),
-    ("gmlp", "gMLP-S/16 training", "images_per_second", -8000),
-    ("gmlp", "gMLP-S/16 inference", "images_per_second", -24000),
-    ("gmlp", "gMLP-base masked LM", "share_of_matmul_peak", -0.40),
+BARS: tuple[tuple[str, str, str, str, float], ...] = (  # table, row, figure, what is asked of it
+    ("t5", "T5.1.1-base", "ms", "at most", 115),
+    ("t5", "T5.1.1-base", "memory_gb", "at most", 30),
+    ("t5", "Remixer-base, heads=1", "steps_relative_to_our_t5", "at least", 1 / 1.15),
+    ("t5", "Synthesizer R", "steps_relative_to_our_t5", "at least", 1.15),
+    ("t5", "Synthesizer D", "steps_relative_to_our_t5", "at least", 1.0),
+    ("t5", "Synthesizer R+V", "steps_relative_to_our_t5", "at least", 0.95),
+    ("cogs", "COGS-sized", "steps_per_second", "at least", 140),
+    ("gmlp", "gMLP-S/16 training", "images_per_second", "at least", 8000),
+    ("gmlp", "gMLP-S/16 inference", "images_per_second", "at least", 24000),
+    ("gmlp", "gMLP-base masked LM", "share_of_matmul_peak", "at least", 0.40),
 )
 
 
 def bars(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What was asked of each figure that was measured, and whether it is met."""
     found = {}
-    for table, row, figure, bar in BARS:
+    for table, row, figure, asked, bar in BARS:
         value = tables.get(table, {}).get(row, {}).get(figure)
         if value is not None:
-            met = value <= bar if bar > 0 else value >= -bar
-            asked = f"at most {bar:g}" if bar > 0 else f"at least {round(-bar, 3):g}"
-            found[f"{row}: {figure}"] = {"measured": value, "asked": asked, "met": met}
+            met = value <= bar if asked == "at most" else value >= bar
+            found[f"{row}: {figure}"] = {"measured": value, "asked": f"{asked} {round(bar, 3):g}", "met": met}
     return found
 
 

@@ -172,7 +172,7 @@ def test_dropout_follows_from_its_seed(monkeypatch, small: int):
     monkeypatch.setattr(module, "new_seed", lambda device: seed)
     q, k, v = (torch.randn(3, 2, 16, 4, dtype=torch.double, requires_grad=True) for _ in range(3))
     bias = torch.randn(2, 16, 16, dtype=torch.double, requires_grad=True)
-    factor = kept(seed, slice(0, 3), 2, slice(0, 16), 16, 0.3, torch.double)
+    factor = kept(seed, v, slice(0, 3), slice(0, 16), 0.3)
     assert set(factor.flatten().tolist()) == {0.0, 1 / 0.7}
     want = (torch.softmax(q @ k.transpose(-1, -2) + bias, -1) * factor) @ v
     got = attend(q, k, v, bias=bias, dropout=0.3)
@@ -183,10 +183,12 @@ def test_dropout_follows_from_its_seed(monkeypatch, small: int):
 
 def test_what_is_dropped_is_independent_of_the_cut():
     seed = new_seed(torch.device("cpu"))
-    whole = kept(seed, slice(0, 3), 2, slice(0, 24), 40, 0.25, torch.float32)
-    part = kept(seed, slice(1, 3), 2, slice(8, 20), 40, 0.25, torch.float32)
+    v = torch.empty(3, 2, 40, 1)
+    whole = kept(seed, v, slice(0, 3), slice(0, 24), 0.25)
+    part = kept(seed, v, slice(1, 3), slice(8, 20), 0.25)
     assert torch.equal(part, whole[1:, :, 8:20])
-    drops = (kept(seed, slice(0, 8), 4, slice(0, 128), 128, 0.25, torch.float32) == 0).double()
+    assert not kept(seed, v, slice(0, 3), slice(0, 24), 1.0).any()
+    drops = (kept(seed, torch.empty(8, 4, 128, 1), slice(0, 8), slice(0, 128), 0.25) == 0).double()
     assert abs(drops.mean() - 0.25) < 0.005
     for dimension in range(4):  # neighbours in every direction know nothing of each other
         n = drops.shape[dimension]

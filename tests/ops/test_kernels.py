@@ -354,7 +354,7 @@ def test_attend_with_dropout_equals_the_formulas(
     inputs = {n: draw(batch, heads, length, 16, dtype=dtype) for n in "qkv"}
     inputs["q"], inputs["bias"] = inputs["q"] / 3, draw(heads, length, length, dtype=dtype)
     mask = lengths(batch, length) if masked else None
-    factor = kept(seed, slice(0, batch), heads, slice(0, length), length, p, torch.float64)
+    factor = kept(seed, inputs["v"].double(), slice(0, batch), slice(0, length), p)
 
     def formula(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         seen = reference.visibility(mask, causal, length, length, DEVICE)

@@ -46,6 +46,8 @@ class Answerer:
         self.labels = _labels(Path(path))
         self.maker: Any
         if form == "text":
+            if self.checkpoint.precision == "bf16":  # once, not with every call
+                self.checkpoint.model.to(torch.bfloat16)
             self.maker = TextFeatures(tokenizer, config.body, config.max_length, config.max_length)
         elif form == "classify":
             self.maker = ClassFeatures(tokenizer, config.max_length, config.segments, config.num_labels == 1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tokenmix.devices import readable
 from tokenmix.mixers import Expression, Site
 from tokenmix.mixers.attention import Attention
 from tokenmix.mixers.expression import Mix, Term
@@ -134,7 +135,7 @@ def right_padded(mask: Tensor) -> tuple[Tensor, Tensor] | None:
 
     Position 0 is the first real token. Where the question cannot be asked, rows are always rolled.
     """
-    if _readable(mask) and bool(mask[:, 0].all()):
+    if readable(mask) and bool(mask[:, 0].all()):
         return None
     length = mask.shape[1]
     first = mask.long().argmax(-1, keepdim=True)
@@ -144,13 +145,7 @@ def right_padded(mask: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def has_holes(mask: Tensor) -> bool:
     """Is there padding between the tokens of a right-padded row? Not asked where `right_padded` cannot ask."""
-    return _readable(mask) and bool((mask[:, 1:] > mask[:, :-1]).any())
-
-
-def _readable(x: Tensor) -> bool:
-    """Can Python look at the numbers? Not inside a compiled or recorded graph, nor on the meta device."""
-    recording = x.is_cuda and torch.cuda.is_current_stream_capturing()
-    return not torch.compiler.is_compiling() and not x.is_meta and not recording
+    return readable(mask) and bool((mask[:, 1:] > mask[:, :-1]).any())
 
 
 def roll(x: Tensor, index: Tensor) -> Tensor:

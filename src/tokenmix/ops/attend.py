@@ -74,11 +74,8 @@ def attend(
     small = batch * heads * queries * keys <= SMALL
     if q is None or k is None or tile is not None or trainable_bias or (not v.is_cuda and (small or dropout)):
         if small:
-            factor = None
-            if dropout:
-                everything = slice(0, batch), heads, slice(0, queries), keys
-                factor = kept(new_seed(v.device), *everything, dropout, v.dtype)
-            out = rows(q, k, v, bias, key_bias, *(tile or (None, None)), mask, 0 if causal else -1, kept=factor)
+            factor = kept(new_seed(v.device), v, slice(0, batch), slice(0, queries), dropout) if dropout else None
+            out = rows(q, k, v, bias, key_bias, *(tile or (None, None)), mask, 0 if causal else -1, factor=factor)
         else:
             out = chunked(q, k, v, bias, key_bias, tile, mask, causal, dropout)
     else:

@@ -18,11 +18,11 @@ MASKED = -30000.0  # finite, so that a row that sees nothing stays finite; exp(â
 BLOCK = 1 << 19  # logits held at once: 2 MiB in float32, about a core's cache
 
 
-def rows(*given: Any, kept: Tensor | None = None) -> Tensor:
+def rows(*given: Any, factor: Tensor | None = None) -> Tensor:
     """Attention of some query rows; arguments as of `weights`, and a factor for each weight."""
     v = given[2]
     w = weights(*given).to(v.dtype)
-    return (w if kept is None else w * kept) @ v
+    return (w if factor is None else w * factor) @ v
 
 
 def weights(
@@ -141,8 +141,8 @@ def _forward(
     with torch.autocast(v.device.type, enabled=False):
         for examples, queries in _blocks(given):
             part = _cut(given, examples, queries)
-            factor = None if seed is None else kept(seed, examples, v.shape[1], queries, v.shape[2], dropout, v.dtype)
-            out[examples, :, queries] = rows(*part, queries.start if causal else -1, kept=factor)
+            factor = None if seed is None else kept(seed, v, examples, queries, dropout)
+            out[examples, :, queries] = rows(*part, queries.start if causal else -1, factor=factor)
     return out
 
 
@@ -180,7 +180,7 @@ def _backward(
         for examples, queries in _blocks(given):
             part = _cut(given, examples, queries)
             into = _cut([t if t.numel() else None for t in totals], examples, queries)
-            factor = None if seed is None else kept(seed, examples, v.shape[1], queries, v.shape[2], dropout, v.dtype)
+            factor = None if seed is None else kept(seed, v, examples, queries, dropout)
             found = _block_gradients(grad[examples, :, queries], part, queries.start if causal else -1, factor)
             for total, gradient in zip(into, found, strict=False):
                 if total is not None and gradient is not None:

@@ -19,13 +19,16 @@ def new_seed(device: torch.device) -> Tensor:
     return torch.randint(1 << 32, (2,), device=device)
 
 
-def kept(seed: Tensor, examples: slice, heads: int, queries: slice, keys: int, p: float, dtype: torch.dtype) -> Tensor:
-    """[examples, heads, queries, keys]: 1 / (1 − p) for a weight that is kept, 0 for one that is dropped.
+def kept(seed: Tensor, v: Tensor, examples: slice, queries: slice, p: float) -> Tensor:
+    """The factor of each weight, [examples, heads, queries, keys]: 1 / (1 − p), or 0 where it is dropped.
 
-    >>> out = kept(new_seed(torch.device("cpu")), slice(0, 2), 4, slice(0, 8), 8, 0.5, torch.float32)
+    `v` [batch, heads, keys, width] says how many heads and keys there are, and in which dtype.
+
+    >>> out = kept(new_seed(torch.device("cpu")), torch.randn(2, 4, 8, 16), slice(0, 2), slice(0, 8), 0.5)
     >>> out.shape, sorted(set(out.flatten().tolist()))
     (torch.Size([2, 4, 8, 8]), [0.0, 2.0])
     """
+    heads, keys = v.shape[1:3]
     first, second = _wrapped(seed)
     place = _wrapped(torch.arange(queries.start, queries.stop, device=seed.device)[:, None] * keys)
     place = place + torch.arange(keys, dtype=torch.int32, device=seed.device)
@@ -33,7 +36,8 @@ def kept(seed: Tensor, examples: slice, heads: int, queries: slice, keys: int, p
     draws = place ^ _scrambled_(stream + first)[:, None, None]
     draws = _scrambled_(_scrambled_(draws).add_(second))
     dropped = draws.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF) < p * (1 << 24)
-    return dropped.logical_not_().to(dtype).mul_(1 / (1 - p)).view(-1, heads, *place.shape)
+    factor = 1 / (1 - p) if p < 1 else 0.0
+    return dropped.logical_not_().to(v.dtype).mul_(factor).view(-1, heads, *place.shape)
 
 
 def _wrapped(x: Tensor) -> Tensor:

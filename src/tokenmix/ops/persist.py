@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmix.devices import readable
 from tokenmix.ops import reference
 from tokenmix.ops.epilogue import Compose, Epilogue, Gate
 from tokenmix.ops.kernels import usable
@@ -189,8 +190,8 @@ def _drop(w: Tensor, dropout: float) -> Tensor:
 
 
 def _vanishes(total: Tensor, m: Tensor, causal: bool) -> bool:
-    """Does a row see tokens, yet only with weights below what exp resolves? Asked outside compiled graphs only."""
-    if torch.compiler.is_compiling() or (total.is_cuda and torch.cuda.is_current_stream_capturing()):
+    """Does a row see tokens, yet only with weights below what exp resolves? Not asked where it cannot be."""
+    if not readable(total):
         return False
     rows = total.shape[1]
     reach = torch.arange(rows, device=m.device).clamp(max=m.shape[1] - 1)  # the last key that a row may see

@@ -134,6 +134,8 @@ class Trainer:
             self.replica = accelerator.prepare_model(self.model)
         # a fused optimizer can leave out a step on the device, so that nobody waits for the loss
         self.deferred = self.device.type == "cuda" and bool(self.optimizer.defaults.get("fused"))
+        # packed documents are unpacked by their number, which varies: no fixed shapes
+        self.packed = "document_ids" in batches[0].tensors
         self.compiled = self._compiles()
         if self.compiled:
             torch._dynamo.config.recompile_limit = max(16, 4 * len(batches.shapes))
@@ -150,7 +152,7 @@ class Trainer:
 
     def _compiles(self) -> bool:
         wanted = self.config.device.compile
-        if "document_ids" in self.batches[0].tensors:  # packed documents are unpacked by their number, which varies
+        if self.packed:
             if wanted:
                 raise ValueError(
                     "packed causal LM batches vary in shape; compile them with data.objective=joined_causal_lm"
@@ -162,8 +164,7 @@ class Trainer:
         """CUDA graphs: where a small model would wait for launches, not for arithmetic."""
         wanted = self.config.device.cuda_graphs
         alone = self.world == 1 and self.config.device.accumulate == 1 and self.augment is None
-        packed = "document_ids" in self.batches[0].tensors
-        possible = self.deferred and alone and self.config.device.sharding == "none" and not packed
+        possible = self.deferred and alone and self.config.device.sharding == "none" and not self.packed
         if wanted and not possible:
             raise ValueError(
                 "device.cuda_graphs needs one GPU, optimizer.name=adamw, device.accumulate=1, no augmentation and no "
@@ -195,7 +196,7 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        made = "recorded" if self.graphs is not None else "compiled"
+        made = "recorded" if self.graphs is not None else "compiled" if self.compiled else "tried"
         shapes = ", ".join(map(str, self.batches.shapes))
         self._say(f"{made} {len(self.batches.shapes)} shapes in {seconds:.0f} s: {shapes}")
 
