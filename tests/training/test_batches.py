@@ -9,8 +9,12 @@ import pytest
 import torch
 from small_runs import tiny
 
+from tokenmix.data.objectives import MaskedLM
+from tokenmix.models import create_model
 from tokenmix.training.batches import Batches, bucket_shapes, split_rows
 from tokenmix.training.build import build
+from tokenmix.training.examples import MemoryWindows, TextExamples
+from tokenmix.training.flops import StepFlops
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,16 @@ def test_shapes_are_few_and_hold_their_examples(examples: object) -> None:
     assert bucket_shapes(np.array([[3, 0], [100, 0]]), 3) == [(8, 0), (104, 0)]
 
 
+def test_a_few_very_long_examples_do_not_set_the_padding_of_all():
+    sizes = np.full((1000, 2), 16)
+    sizes[:20] = 64
+    assert bucket_shapes(sizes, 1) == [(16, 16), (64, 64)]
+    sizes[:21] = 64  # more than a fiftieth: no longer a few
+    assert bucket_shapes(sizes, 1) == [(64, 64)]
+    sizes[:21] = 20  # few, and hardly longer
+    assert bucket_shapes(sizes, 1) == [(24, 24)]
+
+
 def test_micro_batches_are_the_batch(examples: object) -> None:
     tensors = Batches(examples, 8)[0].tensors
     parts = split_rows(tensors, 3)
@@ -76,3 +90,25 @@ def test_every_model_sees_the_same_batches(tmp_path: Path) -> None:
     runs = [build(tiny(tmp_path, model__name=name)) for name in ("remixer-tiny", "lightconv-tiny")]
     a, b = (Batches(run.examples, 8, seed=5)[9].tensors for run in runs)
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_masked_lm_computes_the_vocabulary_where_a_label_asks_for_it():
+    objective = MaskedLM(mask_id=4, vocab_size=50, special_ids=(0, 1, 2, 3, 4), cls_id=1, sep_id=2, max_length=32)
+    texts = [np.random.default_rng(0).integers(5, 50, 400), [2] * 25]  # the last windows: nothing to predict
+    examples = TextExamples(MemoryWindows(texts, objective.window), objective)
+    batch = Batches(examples, 8)[0].tensors
+    where, labels = batch["label_positions"], batch["labels"]
+    assert where.shape == (8, objective.predictions)
+    assert (labels.gather(1, where) != -100).sum() == (labels != -100).sum()  # every label is there, and once
+    assert all(len(set(row)) == len(row) for row in where.tolist())
+
+    torch.manual_seed(0)
+    model = create_model("bert-tiny", vocab_size=50, max_length=32, dropout=0.0)
+    found = []
+    for inputs in (batch, {name: value for name, value in batch.items() if name != "label_positions"}):
+        out = model(**inputs, return_logits=False)
+        found.append((out.loss, torch.autograd.grad(out.loss, list(model.parameters()))))
+    torch.testing.assert_close(found[0], found[1])
+    assert model(**batch).logits.shape == (8, 32, 50)
+    flops = StepFlops(model)
+    assert flops(8, (32, 0), objective.predictions) < flops(8, (32, 0))

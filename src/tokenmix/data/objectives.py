@@ -173,6 +173,11 @@ class MaskedLM:
         """Tokens of text that make one example."""
         return self.max_length - (0 if self.cls_id is None else 2)
 
+    @property
+    def predictions(self) -> int:
+        """The most tokens of an example that are to be predicted."""
+        return max(1, int(np.rint(self.window * self.rate)))
+
     def __call__(self, tokens: ArrayLike, index: ArrayLike, epoch: ArrayLike = 0, **_: Any) -> Batch:
         """Mask ``tokens`` [batch, window], padded with ``pad_id`` where a window is shorter."""
         tokens, keys = _rows(tokens, index, epoch, self.seed, self.window)

@@ -48,6 +48,7 @@ def profiled(
 
 # --- bench: one GPU, minutes. `text:NAME` is tokenized once into shards with a vocabulary of `vocab_size`.
 
+LOG = 100  # steps: a small model makes hundreds a second
 ADAM = {"name": "adamw", "weight_decay": 0.01, "clip": 1.0}
 
 
@@ -75,8 +76,9 @@ def bench_text(
         "budget": {"steps": steps},
         "optimizer": {**ADAM, "lr": lr},
         "schedule": {"name": "linear", "warmup": 0.1},
-        "validation": {"examples": 2048},
+        "validation": {"every": max(1, steps // 2), "examples": 2048},
         "checkpoints": {"every": max(1, steps // 2), "keep_last": 1},
+        "log_every": LOG,
     }
     return Stage(name, settings, columns, body=body)
 
@@ -101,6 +103,7 @@ def bench_finetune(
         "model": {"options": {"dropout": 0.1}},
         "validation": {"every": max(1, steps // 3)},
         "checkpoints": {"every": steps, "keep_last": 1},
+        "log_every": LOG,
     }
     return Stage(name, settings, columns, after=after)
 

@@ -46,7 +46,7 @@ RECIPE = Recipe(
     claims=(
         Claim(
             "deeper and thinner Transformers do not help",
-            every(*(not_worse("#L 12 + 12", f"#L {name}", "Perplexity", 0.1) for name in ("24 + 24", "48 + 48"))),
+            every(*(not_worse("#L 12 + 12", f"#L {n}", "Perplexity", 2, percent=True) for n in ("24 + 24", "48 + 48"))),
             "4.83 against 5.08 and 4.99",
         ),
         Claim("the deepest is worse", worse("#L 96 + 96", "#L 12 + 12", "Perplexity"), "5.30 against 4.83"),

@@ -9,7 +9,7 @@ the generalisation set are up to three times as long as those of the training se
 training lengths stay untrained; a Toeplitz H does not know that problem.
 """
 
-from tokenmix.recipes.common import SCRATCH, TINY_NOTE, TINY_SIZES, tiny
+from tokenmix.recipes.common import LOG, SCRATCH, TINY_NOTE, TINY_SIZES, tiny
 from tokenmix.recipes.recipe import Claim, Recipe, Row, Scale, Stage
 from tokenmix.recipes.verdicts import better, every, not_worse, worse
 
@@ -17,10 +17,11 @@ _EM = {"Gen. EM": "exact_match", "Params (M)": "parameters/1e6"}
 SCRATCH_COGS = {
     "data": {"task": "cogs", "batch_size": 128, "buckets": 1},  # sentences of all kinds in every batch
     "budget": {"steps": 20_000},
-    "optimizer": {"name": "adamw", "lr": 3e-4, "clip": 1.0},
+    "optimizer": {"name": "adamw", "lr": 5e-4, "clip": 1.0},
     "schedule": {"name": "linear", "warmup": 0.02},
     "validation": {"every": 0, "split": "validation"},
     "checkpoints": {"every": 0, "keep_last": 1},
+    "log_every": LOG,
 }
 # One embedding for input and output: a word seen in one role alone can then be copied into another. Without it a
 # Transformer that fits the training set generalises to almost none of the sentences with such words.

@@ -37,42 +37,48 @@ class Numbers:
         """One value per seed; empty where it was not run."""
         return list(self.values.get(row, {}).get(column, ()))
 
-    def gain(self, row: str, other: str, column: str) -> list[float]:
-        """How much better ``row`` is than ``other``, by seed."""
+    def gain(self, row: str, other: str, column: str, percent: bool = False) -> list[float]:
+        """How much better ``row`` is than ``other``, by seed; with ``percent``, as a share of ``other``."""
         sign = -1.0 if column in self.lower else 1.0
-        return [sign * (a - b) for a, b in zip(self.get(row, column), self.get(other, column))]
+        pairs = zip(self.get(row, column), self.get(other, column))
+        return [sign * (100 * (a / b - 1) if percent else a - b) for a, b in pairs]
 
 
 Check = Callable[[Numbers], Verdict]
 
 
-def better(row: str, other: str, column: str, by: float = 0.0) -> Check:
+# With ``percent``, a threshold is a share of the other row's value: perplexities of a small model are not the paper's.
+
+
+def better(row: str, other: str, column: str, by: float = 0.0, percent: bool = False) -> Check:
     """``row`` is better than ``other`` by more than ``by``."""
 
     def check(numbers: Numbers) -> Verdict:
         if missing := _missing(numbers, (row, other), column):
             return missing
-        return _decide(numbers.gain(row, other, column), by, _shown(numbers, (row, other), column), numbers, column)
+        apart, shown = numbers.gain(row, other, column, percent), _shown(numbers, (row, other), column)
+        return _decide(apart, by, shown, numbers, column, percent)
 
     return check
 
 
-def worse(row: str, other: str, column: str, by: float = 0.0) -> Check:
+def worse(row: str, other: str, column: str, by: float = 0.0, percent: bool = False) -> Check:
     """``row`` is worse than ``other`` by more than ``by``."""
-    return better(other, row, column, by)
+    return better(other, row, column, by, percent)
 
 
-def within(row: str, other: str, column: str, tolerance: float) -> Check:
+def within(row: str, other: str, column: str, tolerance: float, percent: bool = False) -> Check:
     """``row`` and ``other`` differ by less than ``tolerance``: decided where the whole interval does, or none of it."""
 
     def check(numbers: Numbers) -> Verdict:
         if missing := _missing(numbers, (row, other), column):
             return missing
-        apart, shown = numbers.gain(row, other, column), _shown(numbers, (row, other), column)
+        apart, shown = numbers.gain(row, other, column, percent), _shown(numbers, (row, other), column)
         if early := _too_few(apart, shown, numbers, column):
             return early
         low, high = _interval(apart, column)
-        text = f"difference {_between(low, high)}, asked: within ±{tolerance:g}"
+        unit = "%" if percent else ""
+        text = f"difference {_between(low, high)}{unit}, asked: within ±{tolerance:g}{unit}"
         if -tolerance < low and high < tolerance:
             return Verdict(HOLDS, text, shown)
         if high < -tolerance or low > tolerance:
@@ -82,9 +88,9 @@ def within(row: str, other: str, column: str, tolerance: float) -> Check:
     return check
 
 
-def not_worse(row: str, other: str, column: str, tolerance: float) -> Check:
+def not_worse(row: str, other: str, column: str, tolerance: float, percent: bool = False) -> Check:
     """``row`` is no more than ``tolerance`` behind ``other``."""
-    return better(row, other, column, -tolerance)
+    return better(row, other, column, -tolerance, percent)
 
 
 def ratio_above(row: str, other: str, column: str, factor: float) -> Check:
@@ -206,11 +212,14 @@ def _between(low: float, high: float) -> str:
     return f"{low:+.3g}" if low == high else f"{low:+.3g} … {high:+.3g}"
 
 
-def _decide(apart: Sequence[float], by: float, shown: str, numbers: Numbers, column: str) -> Verdict:
+def _decide(
+    apart: Sequence[float], by: float, shown: str, numbers: Numbers, column: str, percent: bool = False
+) -> Verdict:
     if early := _too_few(apart, shown, numbers, column):
         return early
     low, high = _interval(apart, column)
-    text = f"difference {_between(low, high)}, asked: above {by:g}"
+    unit = "%" if percent else ""
+    text = f"difference {_between(low, high)}{unit}, asked: above {by:g}{unit}"
     if low > by:
         return Verdict(HOLDS, text, shown)
     return Verdict(FAILS if high < by else UNDECIDED, text, shown)

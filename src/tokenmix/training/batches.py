@@ -7,12 +7,13 @@ The stream goes on for ever, through all examples in a new order each epoch. It 
 a pool the examples of a bucket of lengths come together, and the batches of a pool are taken in random order. Every batch
 is full, and lengths are padded to a few shapes (`bucket_shapes`), so that a compiled model compiles a few times and never
 again. Buckets save padding and cost variety: batches of one length are full of one kind of sentence. With one bucket
-batches are drawn at random (`benchmarks/results/batches-cogs-cpu.json` compares).
+batches are drawn at random (`benchmarks/results/batches-cogs-cpu.json` compares), but for the few longest examples.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from tokenmix.training.features import IGNORED
 
 Ints = NDArray[np.int64]
 POOL = 64  # batches that share a sorting
+TAIL = 0.02  # share of the examples that may be set apart for their length
 ROUND = 8  # lengths are multiples of this: matrix units like it, and there are fewer shapes
 
 
@@ -42,18 +44,25 @@ def round_up(length: int, multiple: int = ROUND) -> int:
 
 
 def bucket_shapes(sizes: Ints, count: int) -> list[tuple[int, int]]:
-    """At most ``count`` shapes (input length, target length), each covering the one before, the last covering all.
+    """Shapes (input length, target length), each covering the one before, the last covering all.
 
-    Shape j covers the shortest j/count of the examples, by inputs and targets together.
+    Shape j of ``count`` covers the shortest j/count of the examples, by inputs and targets together. Where the longest
+    fiftieth would have all others padded by a third, it has a shape of its own.
 
     >>> bucket_shapes(np.array([[5, 3], [9, 20], [30, 20], [60, 60]]), count=2)
     [(16, 24), (64, 64)]
     """
     order = np.argsort(sizes.sum(1), kind="stable")
     reach = np.maximum.accumulate(sizes[order], axis=0)  # longest input and target among the shortest so many
-    last = [min(len(order) - 1, max(0, -(-len(order) * (j + 1) // count) - 1)) for j in range(count)]
-    shapes = [(round_up(max(1, reach[at, 0])), round_up(reach[at, 1]) if reach[at, 1] else 0) for at in last]
-    return list(dict.fromkeys(shapes))
+
+    def covering(share: float) -> tuple[int, int]:
+        inputs, targets = reach[max(0, math.ceil(round(len(order) * share, 6)) - 1)]
+        return round_up(max(1, inputs)), round_up(targets) if targets else 0
+
+    shares = [(j + 1) / count for j in range(count)]
+    if sum(covering(1)) >= 4 / 3 * sum(covering(1 - TAIL)):
+        shares = sorted({*shares, 1 - TAIL})
+    return list(dict.fromkeys(covering(share) for share in shares))
 
 
 @dataclass(frozen=True)

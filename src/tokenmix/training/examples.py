@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tokenmix.data.mixtures import Mixture
 from tokenmix.data.objectives import Corrupted, build_objective
-from tokenmix.data.packing import number_documents
+from tokenmix.data.packing import IGNORED, number_documents
 from tokenmix.data.randomness import key, permute
 from tokenmix.data.task import Example, LazyExamples
 
@@ -86,7 +86,10 @@ class TextExamples:
 
     def batch(self, indices: Ints, epochs: Ints, shape: tuple[int, int]) -> dict[str, Tensor]:
         arrays = self.corrupted.batch(indices, epochs)
-        return {name: torch.from_numpy(values) for name, values in arrays.items() if name != "position_ids"}
+        tensors = {name: torch.from_numpy(values) for name, values in arrays.items() if name != "position_ids"}
+        if most := getattr(self.corrupted.objective, "predictions", None):  # so many columns hold every label
+            tensors["label_positions"] = torch.sort(tensors["labels"] == IGNORED, stable=True).indices[:, :most]
+        return tensors
 
 
 class MixtureExamples:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tokenmix.models.counting import forward_flops
+from tokenmix.models.counting import Parts, forward_flops
 from tokenmix.models.create import HEADS
 
 # Dense bf16 tensor-core peaks in FLOP/s, from the vendors' data sheets.
@@ -22,19 +22,22 @@ PEAKS = {
 class StepFlops:
     """FLOPs of a training step by shape, each counted once in a process: three times the forward pass."""
 
-    _known: dict[tuple[str, str | None, tuple[int, int]], float] = {}
+    _known: dict[tuple[str, str | None, tuple[int, int]], Parts] = {}
 
     def __init__(self, model: Any) -> None:
         self.config = model.config
         self.head = next((name for name, kind in HEADS.items() if type(model) is kind), None)
         self.name = self.config.to_json_string(use_diff=False)
 
-    def __call__(self, rows: int, shape: tuple[int, int]) -> float:
+    def __call__(self, rows: int, shape: tuple[int, int], predictions: int | None = None) -> float:
+        """Of ``rows`` examples padded to ``shape``; ``predictions`` where the head sees only so many tokens of each."""
         key = (self.name, self.head, shape)
+        length, target = (max(1, n) for n in shape)
         if key not in self._known:
-            length, target = (max(1, n) for n in shape)
-            self._known[key] = float(forward_flops(self.config, length, target, head=self.head).total)
-        return 3.0 * rows * self._known[key]
+            self._known[key] = forward_flops(self.config, length, target, head=self.head)
+        flops = self._known[key]
+        unseen = 0.0 if predictions is None else flops.head * (1 - predictions / length)
+        return 3.0 * rows * (flops.total - unseen)
 
 
 @functools.cache

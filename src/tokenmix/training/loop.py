@@ -330,7 +330,8 @@ class Trainer:
             tensors = {"pixel_values": pixels * 2 - 1, "labels": targets}
         if self.token_loss:
             # the logits of a large vocabulary are never stored whole; a CPU, asked for the loss alone, skips padding
-            logits = self.model.config.vocab_size <= LARGE_VOCABULARY and self.device.type != "cpu"
+            small = self.model.config.vocab_size <= LARGE_VOCABULARY and self.device.type != "cpu"
+            logits = small and "label_positions" not in tensors
             return self.replica(**tensors, num_items_in_batch=items, return_logits=logits).loss
         return self.replica(**tensors).loss * share
 
@@ -408,7 +409,8 @@ class Trainer:
         return {name: value.to(self.device, non_blocking=True) for name, value in tensors.items()}
 
     def _flops(self, batch: Batch) -> float:
-        return self.step_flops(self.batches.batch_size, batch.shape)
+        where = batch.tensors.get("label_positions")
+        return self.step_flops(self.batches.batch_size, batch.shape, None if where is None else where.shape[1])
 
     def _log(self, fraction: float) -> None:
         now = time.perf_counter()
