@@ -175,6 +175,27 @@ def test_rows_can_be_run_alone(pool: Path) -> None:
         reproduce(recipe, "tiny", out=pool, only=["Remixr Base"], **quiet)
 
 
+def test_stages_can_be_run_alone(pool: Path) -> None:
+    recipe = get_recipe("synthesizer-table-6")
+    quiet: dict[str, Any] = {"report": False, "live": Live(Console(file=io.StringIO()))}
+    result = reproduce(recipe, "tiny", out=pool, parts=["profile"], **quiet)
+    assert list(result["stages"]) == ["profile"]
+    filled = {name for row in result["rows"] for name, cell in row["columns"].items() if cell["values"]}
+    assert filled == {"Steps/Sec", "Params (M)", "FLOPS"}
+    assert 0 < gpu_minutes(recipe, "bench", parts=["profile"]) < gpu_minutes(recipe, "bench")
+    with pytest.raises(ValueError, match="did you mean 'profile'"):
+        reproduce(recipe, "tiny", out=pool, parts=["profil"], **quiet)
+    with pytest.raises(ValueError, match="sst2 goes on from mlm: name both"):
+        reproduce(get_recipe("gmlp-table-4"), "bench", out=pool, parts=["sst2"], **quiet)
+
+
+def test_the_papers_sizes_are_only_counted_without_a_gpu(pool: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    result = reproduce(get_recipe("remixer-table-1"), "bench", out=pool, report=False)
+    assert [claim["verdict"] for claim in result["claims"]] == ["holds", "not run yet", "not run yet"]
+
+
 def test_ledger_has_a_row_for_every_claim_and_says_what_was_not_run(tmp_path: Path) -> None:
     found = rows({})
     assert len(found) == sum(len(recipe.claims) for recipe in RECIPES.values())

@@ -40,6 +40,10 @@ def reproduce(
         list[str] | None,
         typer.Option("--only", help="A row to run, beside the baseline; may be repeated. Default: all rows."),
     ] = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option("--part", help="A stage to run (`--plan` names them); may be repeated. Default: all."),
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Copy the result there, e.g. recipes/results.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long it takes.")] = False,
     ledger: Annotated[
@@ -62,7 +66,7 @@ def reproduce(
         chosen = get_recipe(recipe)
         chosen.scale(scale)
         if plan:
-            _plan(chosen, scale, seeds, only or [], console, as_json)
+            _plan(chosen, scale, seeds, only or [], part or [], console, as_json)
             return
         from tokenmix.recipes.run import reproduce as run
 
@@ -78,6 +82,7 @@ def reproduce(
             data=folder,
             settings=changed,
             only=only or (),
+            parts=part or (),
         )
         path = out / chosen.name / scale / "result.json"
         if save is not None:
@@ -137,15 +142,17 @@ def _ours(cell: dict[str, Any]) -> str:
     return f"{cell['mean']:.4g}{spread}"
 
 
-def _plan(recipe: Any, scale: str, seeds: int | None, only: list[str], console: Console, as_json: bool) -> None:
+def _plan(
+    recipe: Any, scale: str, seeds: int | None, only: list[str], parts: list[str], console: Console, as_json: bool
+) -> None:
     from tokenmix.recipes.estimate import gpu_minutes
-    from tokenmix.recipes.run import contenders_of
+    from tokenmix.recipes.run import contenders_of, stages_of
 
     chosen = recipe.scale(scale)
     count = seeds or chosen.seeds
-    minutes = gpu_minutes(recipe, scale, only) * count / chosen.seeds
+    minutes = gpu_minutes(recipe, scale, only, parts) * count / chosen.seeds
     stages = []
-    for stage in chosen.stages:
+    for stage in stages_of(recipe, scale, parts):
         entries = contenders_of(recipe, scale, stage, only)
         models = {entry.name: entry.model.get("name") or entry.model["layer"] for entry in entries}
         stages.append({"stage": stage.name, "after": stage.after, "settings": dict(stage.settings), "models": models})

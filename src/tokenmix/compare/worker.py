@@ -33,6 +33,7 @@ from tokenmix.training.config import read_layer
 logger = logging.getLogger(__name__)
 PER_EXAMPLE = ("exact_match", "accuracy")  # metrics that are a mean over examples
 POINTS = 200  # of a learning curve that is kept
+SMALL = 50e6  # parameters of a model that a GPU is too large for
 
 
 class Interrupted(Exception):
@@ -206,7 +207,7 @@ def judge(config: RunConfig, folder: Path, judging: Judging, validation: dict[st
 
     from tokenmix.data.task import get_task
     from tokenmix.data.tokenizers import load_tokenizer
-    from tokenmix.evaluation.predictions import predict
+    from tokenmix.evaluation.predictions import BATCH, predict
     from tokenmix.models import TokenmixConfig
     from tokenmix.models.create import HEADS as MODELS
     from tokenmix.training.features import HEADS, choose_form, features_for
@@ -224,7 +225,9 @@ def judge(config: RunConfig, folder: Path, judging: Judging, validation: dict[st
     examples = task.load(split, config.data.folder, form, judging.examples)
     examples = [e for e in examples if form != "classify" or e.label is not None]
     beams: dict[str, Any] = {"num_beams": judging.beams} if form == "text" and judging.beams > 1 else {}
-    predictions = predict(model, maker, form, examples, task, precision=precision, **beams)
+    small = on_gpu and model.num_parameters() < SMALL  # hundreds of rows take it as long as a few
+    options = {"batch_size": 4 * BATCH} if small else {}
+    predictions = predict(model, maker, form, examples, task, precision=precision, **options, **beams)
     metrics = task.evaluate(predictions, examples)
     metric = judging.metric or task.metric
     if "loss" in validation:

@@ -60,6 +60,7 @@ class TokenmixPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
+        # what has no parameter but those of its children is never asked (transformers 5), so all set themselves up, too
         if isinstance(module, (Mixer, Embedding, Patches, Head)):
             module.reset_parameters()
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and module.weight is not None:

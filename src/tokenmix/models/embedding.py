@@ -33,6 +33,7 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(config.max_length, d) if config.positions == "absolute" else None
         self.norm = LayerNorm(d, eps=config.norm_eps) if config.embedding_norm else nn.Identity()
         self.projection = Linear(d, d) if config.embedding_projection else nn.Identity()
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initial values by the body's convention."""
@@ -105,6 +106,7 @@ class Patches(nn.Module):
         self.positions = (
             nn.Parameter(torch.empty(1, config.max_length, config.d_model)) if config.positions == "absolute" else None
         )
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initial values: fan-in for the patches, small for the rest."""

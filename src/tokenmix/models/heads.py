@@ -235,6 +235,7 @@ class Transform(Head):
         self.dense = Linear(config.d_model, config.d_model)
         self.norm = LayerNorm(config.d_model, eps=config.norm_eps)
         self.activation = ACTIVATIONS[config.head_activation]
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.dense.weight, std=0.02)
@@ -299,6 +300,7 @@ class Pooler(Head):
     def __init__(self, config: TokenmixConfig) -> None:
         super().__init__()
         self.dense = Linear(config.d_model, config.d_model)
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.dense.weight, std=0.02)

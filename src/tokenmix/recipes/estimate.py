@@ -13,7 +13,7 @@ from typing import Any
 from tokenmix.models import TokenmixConfig
 from tokenmix.models.counting import forward_flops
 from tokenmix.recipes.recipe import Recipe, Stage, get_recipe
-from tokenmix.recipes.run import config_of, contenders_of
+from tokenmix.recipes.run import config_of, contenders_of, stages_of
 from tokenmix.training import RunConfig
 
 STEPS_PER_SECOND = 250.0
@@ -38,21 +38,21 @@ LENGTHS = {
 _COUNTED: dict[tuple[str, int, int | None], int] = {}
 
 
-def gpu_minutes(recipe: Recipe, scale: str, only: Sequence[str] = ()) -> float:
-    """Minutes of one GPU for all runs, one after another; with ``only``, of those rows and the baseline.
+def gpu_minutes(recipe: Recipe, scale: str, only: Sequence[str] = (), parts: Sequence[str] = ()) -> float:
+    """Minutes of one GPU for all runs, one after another; of the rows ``only`` and the baseline, of the stages ``parts``.
 
     >>> 10 < gpu_minutes(get_recipe("gmlp-table-3"), "bench") < 200
     True
     """
-    return _gpu_minutes(recipe.name, scale, tuple(only))
+    return _gpu_minutes(recipe.name, scale, tuple(only), tuple(parts))
 
 
 @functools.cache
-def _gpu_minutes(name: str, scale: str, only: tuple[str, ...]) -> float:
+def _gpu_minutes(name: str, scale: str, only: tuple[str, ...], parts: tuple[str, ...]) -> float:
     recipe = get_recipe(name)
     chosen = recipe.scale(scale)
     total = 0.0
-    for stage in chosen.stages:
+    for stage in stages_of(recipe, scale, parts):
         for entry in contenders_of(recipe, scale, stage, only):
             config = config_of(entry, stage.body or chosen.body)
             if stage.profile:

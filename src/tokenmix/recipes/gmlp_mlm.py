@@ -33,8 +33,8 @@ def gmlp(
     return Row(name, printed, preset, layer, PLAIN, {"layers": 3 * depth, "d_model": 2 / 3}, changes or {})
 
 
-def pretrain(steps: int = 6000, columns: dict[str, str] | None = None) -> Stage:
-    """Masked LM on Wikipedia, length 128: 98 million tokens."""
+def pretrain(steps: int = 3000, columns: dict[str, str] | None = None) -> Stage:
+    """Masked LM on Wikipedia, length 128: 49 million tokens."""
     return bench_text(
         "mlm", MLM if columns is None else columns, steps, length=128, batch=128, lr=7e-4, objective="masked_lm"
     )

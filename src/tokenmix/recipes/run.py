@@ -19,6 +19,7 @@ from tokenmix.compare.live import Live
 from tokenmix.compare.plan import Contender, Judging
 from tokenmix.compare.statistics import deviation, mean
 from tokenmix.models import TokenmixConfig, preset_config
+from tokenmix.naming import unknown
 from tokenmix.recipes.recipe import Recipe, Row, Scale, Stage
 from tokenmix.recipes.verdicts import Numbers
 from tokenmix.training.config import merge
@@ -59,6 +60,17 @@ def contenders_of(recipe: Recipe, scale: str, stage: Stage, only: Sequence[str] 
     return [contender_of(row, recipe.scale(scale), stage, scale) for row in rows]
 
 
+def stages_of(recipe: Recipe, scale: str, parts: Sequence[str] = ()) -> list[Stage]:
+    """The stages of a scale; with ``parts``, those alone."""
+    stages = {stage.name: stage for stage in recipe.scale(scale).stages}
+    for name in parts:
+        if name not in stages:
+            raise unknown(f"part of {recipe.name}", name, stages)
+        if (before := stages[name].after) and before not in parts:
+            raise ValueError(f"{name} goes on from {before}: name both, --part {before} --part {name}")
+    return [stage for stage in stages.values() if not parts or stage.name in parts]
+
+
 def config_of(entry: Contender, body: str | None = None) -> TokenmixConfig:
     """A contender's configuration, its vocabulary that of its preset (or a small one)."""
     model = entry.model
@@ -82,13 +94,15 @@ def reproduce(
     data: str | None = None,
     settings: Mapping[str, Any] | None = None,
     only: Sequence[str] = (),
+    parts: Sequence[str] = (),
     live: Live | None = None,
     report: bool = True,
 ) -> dict[str, Any]:
     """Run every stage; stages of recipes that share an ``out`` reuse each other's runs.
 
     ``settings`` lie above the recipe's own (`{"budget": {"steps": 100}}`); the result says so. ``only`` names the rows
-    to run beside the baseline; claims about others stay "not run yet", and a later call without it goes on from there.
+    to run beside the baseline, ``parts`` the stages; claims about others stay "not run yet", and a later call without
+    them goes on from there.
     """
     chosen = recipe.scale(scale)
     count = seeds or chosen.seeds
@@ -97,7 +111,7 @@ def reproduce(
     values: dict[str, dict[str, list[float]]] = {}
     stages: dict[str, Any] = {}
     weights: dict[str, dict[tuple[str, int], str]] = {}
-    for stage in chosen.stages:
+    for stage in stages_of(recipe, scale, parts):
         entries = contenders_of(recipe, scale, stage, only)
         place = folder / recipe.name / scale / stage.name
         if stage.profile:
@@ -179,8 +193,12 @@ def _files(source: Any, data: str | None) -> list[Path]:
 
 def _profile(entries: Sequence[Contender], stage: Stage, scale: Scale) -> dict[str, Any]:
     from tokenmix.compare.profile import profile
+    from tokenmix.devices import chosen_device
 
     settings = dict(stage.settings)
+    if stage.original and chosen_device("auto").type == "cpu":
+        logger.info("no GPU here: models of the papers' own sizes are counted, not timed")
+        settings["steps"] = 0
     return {
         "profile": settings,
         "models": {

@@ -413,6 +413,8 @@ class Trainer:
         return self.step_flops(self.batches.batch_size, batch.shape, None if where is None else where.shape[1])
 
     def _log(self, fraction: float) -> None:
+        if math.isnan(self.loss):  # the first step's is still under way
+            self.settle()
         now = time.perf_counter()
         seconds = max(now - self._since["time"], 1e-9)
         steps = self.done.step - self._since["step"]
