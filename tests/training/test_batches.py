@@ -97,7 +97,7 @@ def test_masked_lm_computes_the_vocabulary_where_a_label_asks_for_it():
     texts = [np.random.default_rng(0).integers(5, 50, 400), [2] * 25]  # the last windows: nothing to predict
     examples = TextExamples(MemoryWindows(texts, objective.window), objective)
     batch = Batches(examples, 8)[0].tensors
-    where, labels = batch["label_positions"], batch["labels"]
+    where, labels = batch["predicted_positions"], batch["labels"]
     assert where.shape == (8, objective.predictions)
     assert (labels.gather(1, where) != -100).sum() == (labels != -100).sum()  # every label is there, and once
     assert all(len(set(row)) == len(row) for row in where.tolist())
@@ -105,7 +105,7 @@ def test_masked_lm_computes_the_vocabulary_where_a_label_asks_for_it():
     torch.manual_seed(0)
     model = create_model("bert-tiny", vocab_size=50, max_length=32, dropout=0.0)
     found = []
-    for inputs in (batch, {name: value for name, value in batch.items() if name != "label_positions"}):
+    for inputs in (batch, {name: value for name, value in batch.items() if name != "predicted_positions"}):
         out = model(**inputs, return_logits=False)
         found.append((out.loss, torch.autograd.grad(out.loss, list(model.parameters()))))
     torch.testing.assert_close(found[0], found[1])

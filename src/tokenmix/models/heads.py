@@ -248,7 +248,7 @@ class Transform(Head):
 class TokenmixForMaskedLM(TokenmixLM):
     """Masked language modelling, BERT's protocol.
 
-    ``label_positions`` [batch, predictions] says where the labels are (at least; others among them may be −100). Asked
+    ``predicted_positions`` [batch, predictions] says where the labels are (at least; others among them may be −100). Asked
     for the loss alone, the model then computes the vocabulary there and nowhere else.
     """
 
@@ -268,7 +268,7 @@ class TokenmixForMaskedLM(TokenmixLM):
         inputs_embeds: Tensor | None = None,
         document_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        label_positions: Tensor | None = None,
+        predicted_positions: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool = True,
         return_dict: bool | None = None,
@@ -285,9 +285,9 @@ class TokenmixForMaskedLM(TokenmixLM):
             **kwargs,
         )
         states = body.last_hidden_state
-        if label_positions is not None and labels is not None and not return_logits:
-            labels = labels.gather(1, label_positions)
-            states = states.gather(1, label_positions[..., None].expand(-1, -1, states.shape[-1]))
+        if predicted_positions is not None and labels is not None and not return_logits:
+            labels = labels.gather(1, predicted_positions)
+            states = states.gather(1, predicted_positions[..., None].expand(-1, -1, states.shape[-1]))
         logits, loss = self.score_and_loss(self.transform(states), labels, num_items_in_batch, return_logits)
         return self.finish(
             MaskedLMOutput(loss=loss, logits=logits, hidden_states=body.hidden_states), body, return_dict

@@ -88,7 +88,7 @@ class TextExamples:
         arrays = self.corrupted.batch(indices, epochs)
         tensors = {name: torch.from_numpy(values) for name, values in arrays.items() if name != "position_ids"}
         if most := getattr(self.corrupted.objective, "predictions", None):  # so many columns hold every label
-            tensors["label_positions"] = torch.sort(tensors["labels"] == IGNORED, stable=True).indices[:, :most]
+            tensors["predicted_positions"] = torch.sort(tensors["labels"] == IGNORED, stable=True).indices[:, :most]
         return tensors
 
 

@@ -331,7 +331,7 @@ class Trainer:
         if self.token_loss:
             # the logits of a large vocabulary are never stored whole; a CPU, asked for the loss alone, skips padding
             small = self.model.config.vocab_size <= LARGE_VOCABULARY and self.device.type != "cpu"
-            logits = small and "label_positions" not in tensors
+            logits = small and "predicted_positions" not in tensors
             return self.replica(**tensors, num_items_in_batch=items, return_logits=logits).loss
         return self.replica(**tensors).loss * share
 
@@ -409,7 +409,7 @@ class Trainer:
         return {name: value.to(self.device, non_blocking=True) for name, value in tensors.items()}
 
     def _flops(self, batch: Batch) -> float:
-        where = batch.tensors.get("label_positions")
+        where = batch.tensors.get("predicted_positions")
         return self.step_flops(self.batches.batch_size, batch.shape, None if where is None else where.shape[1])
 
     def _log(self, fraction: float) -> None:
