@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import T5Config, T5ForConditionalGeneration
 
-from tokenmix.generation import Generated, generate
+from tokenmix.generation import Generated, api, engine, fused, generate
 from tokenmix.mixers import REGISTRY, Mix, parse
 from tokenmix.mixers.expression import Term
 from tokenmix.models import TokenmixConfig, create_model
@@ -328,3 +328,29 @@ def test_terms_and_sums_are_all_here() -> None:
     }
     terms = {name for name, kind in REGISTRY.items() if issubclass(kind, Term)}
     assert terms <= known
+
+
+@pytest.mark.parametrize("layer", ["dot | remix", "random | geglu", "dense + dot | geglu", "gmlp"])
+def test_what_ended_rows_left_behind_does_not_reach_the_next_batch(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's session serves many batches, and its kernels leave out rows that have ended: their past may be anything."""
+    sizes = {"d_model": 16, "d_ff": 32, "heads": 2, "layers": 2, "vocab_size": 30, "max_length": 12}
+    model = create_model(TokenmixConfig(body="seq2seq", layer=layer, **sizes)).eval()
+    ids, sessions = torch.randint(3, 30, (3, 5)), []
+
+    def opened(model: object, search: object, *_: object) -> engine.Session:
+        if sessions:
+            sessions[0].search.take_over(search)
+        else:
+            sessions.append(engine.Session(model, search, 12, static=True))
+        return sessions[0]
+
+    monkeypatch.setattr(api, "open_session", opened)
+    first = generate(model, ids, max_new_tokens=6, eos_token_id=[]).tokens
+    decoder = sessions[0].decoder
+    left = [sublayer for sublayer in decoder.sublayers if isinstance(sublayer, fused.AsItIs)]
+    pasts = [past for sublayer in left for past in decoder.state.cache.slot(sublayer.name).tensors.values()]
+    assert pasts
+    with torch.inference_mode():
+        for past in pasts:
+            past.fill_(torch.nan)
+    assert torch.equal(generate(model, ids, max_new_tokens=6, eos_token_id=[]).tokens, first)

@@ -149,3 +149,32 @@ def test_a_gpu_generates_what_a_cpu_does(name: str, beams: int) -> None:
         parameter.data.mul_(-0.9)
     out = generate(there, ids.cuda(), mask.cuda(), **options)  # new weights in an old graph
     assert torch.equal(out.sequences.cpu(), generate(model, ids, mask, **options).sequences)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", ["dot | geglu", "dot | remix", "random + dot | geglu", "dot | remix(toeplitz=True)"])
+def test_what_a_gpu_generates_is_what_it_finds_most_likely(layer: str) -> None:
+    """A batch as evaluation makes it, in bf16: greedy tokens are the best of a forward pass over all of them."""
+    from tokenmix.generation import generate
+    from tokenmix.models import TokenmixConfig, create_model
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 256, "d_ff": 872, "heads": 4, "layers": 2, "vocab_size": 834, "max_length": 488}
+    model = create_model(TokenmixConfig(body="seq2seq", layer=layer, tie_embeddings=True, **sizes))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith((".h", "relative.weight")) or "random" in name:
+                parameter.normal_()  # far from uniform
+    model = model.to("cuda", torch.bfloat16).eval()
+    for longest in (13, 9):  # the second batch goes through the graph that was captured for the first
+        ids, ends = torch.randint(3, 834, (128, longest)), torch.linspace(longest, 2, 128).int()
+        mask = (torch.arange(longest) < ends[:, None]).long()
+        inputs = {"input_ids": (ids * mask).cuda(), "attention_mask": mask.cuda()}
+        with torch.no_grad():
+            tokens = generate(model, *inputs.values(), max_new_tokens=150, eos_token_id=[1]).tokens
+            start = tokens.new_full((128, 1), model.config.decoder_start_token_id)
+            logits = model(**inputs, decoder_input_ids=torch.cat([start, tokens[:, :-1]], 1)).logits.float()
+        said = logits.gather(-1, tokens[..., None])[..., 0]
+        going = (tokens == 1).cumsum(1) <= (tokens == 1).long()  # up to the first end mark
+        short = (logits.max(-1).values - said)[going]
+        assert short.max() < 0.1 * logits.std(), (longest, float(short.max()))

@@ -141,6 +141,26 @@ def test_persist_in_the_sizes_of_models(kind: str, heads: int) -> None:
     assert not disagreements(lambda **t: call(persist, **t), lambda **t: call(reference.persist, **t), inputs)
 
 
+@needs_kernels
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [872, 1024])
+@pytest.mark.parametrize(("length", "causal"), [(16, False), (24, False), (64, False), (88, True), (160, True)])
+def test_persist_in_the_sizes_of_small_models(length: int, causal: bool, channels: int) -> None:
+    """Many short examples: every program makes several tiles. An encoder's are padded, a decoder's are not."""
+    batch, dtype = 128, torch.bfloat16
+    inputs = {"w": torch.randn(1, 488, 488, device=DEVICE), "x": draw(batch, length, channels, dtype=dtype)}
+    options = {"softmax": True, "mask": None if causal else lengths(batch, length), "causal": causal}
+
+    def call(function: Any, w: Tensor, x: Tensor) -> Tensor:
+        return function(w[:, :length, :length], x, epilogue=Compose(0.5), **options)
+
+    assert not disagreements(lambda w, x: call(persist, w, x), lambda w, x: call(reference.persist, w, x), inputs)
+    with torch.no_grad():  # without anything kept for the way back; example by example, so that none hides in the norm
+        x = inputs["x"]
+        got, right = call(persist, inputs["w"], x).double(), call(reference.persist, inputs["w"].double(), x.double())
+        assert ((got - right).flatten(1).norm(dim=1) / right.flatten(1).norm(dim=1)).max() < 2e-2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("length", [128, 196, 384, 512])
 @pytest.mark.parametrize("mode", ["plain", "compose", "compose_grad", "gate", "gate_grad"])

@@ -189,6 +189,18 @@ def test_stages_can_be_run_alone(pool: Path) -> None:
         reproduce(get_recipe("gmlp-table-4"), "bench", out=pool, parts=["sst2"], **quiet)
 
 
+def test_a_part_completes_what_was_run_before(tmp_path: Path) -> None:
+    recipe = get_recipe("synthesizer-table-6")
+    quiet: dict[str, Any] = {"report": False, "live": Live(Console(file=io.StringIO())), "out": tmp_path}
+    first = reproduce(recipe, "tiny", parts=["profile"], **quiet)
+    both = reproduce(recipe, "tiny", parts=["c4"], only=["Synthesizer (R)"], **quiet)
+    assert set(both["stages"]) == {"c4", "profile"}
+    cells = {row["name"]: {name for name, cell in row["columns"].items() if cell["values"]} for row in both["rows"]}
+    assert cells["Synthesizer (R)"] == {"Log PPL", "Steps/Sec", "Params (M)", "FLOPS"}
+    assert cells["Dynamic Conv"] == {"Steps/Sec", "Params (M)", "FLOPS"}
+    assert [r["columns"]["FLOPS"] for r in both["rows"]] == [r["columns"]["FLOPS"] for r in first["rows"]]
+
+
 def test_the_papers_sizes_are_only_counted_without_a_gpu(pool: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -210,7 +222,7 @@ def test_ledger_judges_committed_numbers(tmp_path: Path) -> None:
     recipe = get_recipe("remixer-table-4")
     values = {"Remixer Base": [80.1, 80.4, 80.2], "T5.1.1 Base": [77.0, 77.3, 77.2]}
     result = {
-        "recipe": recipe.name, "scale": "bench", "seeds": 3, "changed": {}, "hardware": {"gpus": ["H200"]},
+        "recipe": recipe.name, "scale": "bench", "seeds": 3, "changed": {}, "devices": ["NVIDIA H200"],
         "rows": [{"name": name, "columns": {"Gen. EM": {"values": v}}} for name, v in values.items()],
     }  # fmt: skip
     (tmp_path / "remixer-table-4.json").write_text(json.dumps(result))

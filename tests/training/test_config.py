@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tokenmix.cli import app, load_commands
 from tokenmix.training import RunConfig, list_training_presets, training_preset
-from tokenmix.training.config import assignment, merge
+from tokenmix.training.config import assignment, merge, read_layer
 
 
 @pytest.mark.parametrize(
@@ -72,3 +74,16 @@ def test_a_file_that_is_no_configuration(tmp_path: Path) -> None:
         RunConfig.read(tmp_path / "a.yaml")
     with pytest.raises(ValueError, match="expected KEY=VALUE"):
         assignment("optimizer.lr")
+
+
+def test_set_reaches_none_and_stands_above_options(tmp_path: Path) -> None:
+    assert assignment("validation.examples=null") == {"validation": {"examples": None}}
+    assert RunConfig.of(assignment("validation.examples=null")).validation.examples is None
+    command = [
+        "train", "--model", "remixer-tiny", "--task", "scan", "--limit", "32", "--batch-size", "4", "--out",
+        str(tmp_path / "run"), "--steps", "5", "--set", "budget.steps=2", "--set", "validation.examples=4",
+        "--set", "validation.metric=false", "--set", "tensorboard=false", "--device", "cpu",
+    ]  # fmt: skip
+    load_commands()
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert RunConfig.of(read_layer(tmp_path / "run" / "config.yaml")).budget.steps == 2

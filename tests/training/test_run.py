@@ -13,7 +13,7 @@ import pytest
 import torch
 from small_runs import same, tiny, weights
 
-from tokenmix.models import TokenmixForConditionalGeneration
+from tokenmix.models import TokenmixConfig, TokenmixForConditionalGeneration
 from tokenmix.training import Callback, RunConfig, train
 from tokenmix.training.build import build
 from tokenmix.training.loop import Budget, Counters
@@ -251,3 +251,49 @@ def test_a_layer_in_place_of_a_preset(tmp_path: Path) -> None:
     config.model.name = None
     assert train(config).steps == 2
     assert json.loads((tmp_path / "run" / "config.json").read_text())["layer"] == "random + dot | remix"
+
+
+def validations(folder: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["kind"] == "validation"]
+
+
+def test_every_fifth_of_any_budget_is_validated(tmp_path: Path) -> None:
+    for name, budget in (("steps", {"steps": 20}), ("tokens", {"tokens": 20 * 8 * 16})):
+        config = tiny(tmp_path / name, checkpoints__every=0)
+        config.budget, config.validation.every = RunConfig.of({"budget": budget}).budget, None
+        result = train(config)
+        steps = [record["step"] for record in validations(tmp_path / name)]
+        assert len(steps) == len(set(steps)) == 5, (name, steps)  # the last one once
+        assert steps == pytest.approx([result.steps * k / 5 for k in range(1, 6)], abs=1.5)
+
+
+def test_equal_metrics_are_told_apart_by_the_loss(tmp_path: Path) -> None:
+    settings = {"validation__every": 2, "validation__metric": True, "validation__patience": 2, "optimizer__lr": 1e-2}
+    result = train(tiny(tmp_path / "run", **settings, budget__steps=8))
+    found = validations(tmp_path / "run")
+    assert {record["exact_match"] for record in found} == {0.0}  # nothing is learnt yet
+    assert result.status == "finished"
+    assert result.best["step"] == min(found, key=lambda record: record["loss"])["step"] > 2
+
+
+def test_one_process_trains_in_one_precision_after_another(tmp_path: Path) -> None:
+    for precision in ("fp32", "bf16", "fp32"):
+        train(tiny(tmp_path / precision, device__precision=precision, budget__steps=2, resume="auto"))
+    environment = json.loads((tmp_path / "bf16" / "environment.json").read_text())
+    assert environment["precision"] == "bf16"
+
+
+def test_weights_bring_their_layers(tmp_path: Path) -> None:
+    train(tiny(tmp_path / "first", budget__steps=1, model__options={"dropout": 0.0, "d_model": 16, "heads": 2}))
+    weights = {"weights": str(tmp_path / "first"), "options": {"dropout": 0.1}}
+    for name, value in (("layer", "gmlp"), ("name", "gmlp-tiny")):
+        config = tiny(tmp_path / "second")
+        config.model = RunConfig.of({"model": {**weights, name: value}}).model
+        with pytest.raises(ValueError, match="bring their own layers"):
+            train(config)
+    config = tiny(tmp_path / "third", budget__steps=1)
+    config.model = RunConfig.of({"model": weights}).model
+    train(config)
+    made = TokenmixConfig.from_pretrained(tmp_path / "third")
+    assert (made.dropout, made.attention_dropout, made.inner_dropout) == (0.1, 0.1, 0.1)  # T5's follow

@@ -65,37 +65,33 @@ def reproduce(
     if recipe is not None:
         chosen = get_recipe(recipe)
         chosen.scale(scale)
-        if plan:
-            _plan(chosen, scale, seeds, only or [], part or [], console, as_json)
-            return
-        from tokenmix.recipes.run import reproduce as run
-
         changed = merge(*(assignment(text) for text in set_ or []))
-        folder = None if data is None else str(data)
-        result = run(
-            chosen,
-            scale,
-            out=out,
-            seeds=seeds,
-            engine=engine,
-            jobs=jobs,
-            data=folder,
-            settings=changed,
-            only=only or (),
-            parts=part or (),
-        )
-        path = out / chosen.name / scale / "result.json"
-        if save is not None:
-            save.mkdir(parents=True, exist_ok=True)
-            path = Path(shutil.copy(path, save / f"{chosen.name}.json"))
-        if as_json:
-            typer.echo(json.dumps(result, indent=1, ensure_ascii=False))
+        if plan:
+            _plan(chosen, scale, seeds, only or [], part or [], changed, console, as_json)
         else:
-            show(result, console)
-            console.print(f"result  {path.resolve()}", highlight=False, markup=False, soft_wrap=True)
+            from tokenmix.recipes.run import reproduce as run
+
+            path = out / chosen.name / scale / "result.json"
+            kept = None if save is None else save / f"{chosen.name}.json"
+            if kept is not None and kept.exists() and (only or part) and not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(kept, path)  # a part completes what is there
+            result = run(
+                chosen, scale, out=out, seeds=seeds, engine=engine, jobs=jobs, data=None if data is None else str(data),
+                settings=changed, only=only or (), parts=part or (),
+            )  # fmt: skip
+            if kept is not None:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                path = Path(shutil.copy(path, kept))
+            if as_json:
+                typer.echo(json.dumps(result, indent=1, ensure_ascii=False))
+            else:
+                show(result, console)
+                console.print(f"result  {path.resolve()}", highlight=False, markup=False, soft_wrap=True)
+    elif only or part or set_ or plan:
+        raise ValueError("name a recipe; `tokenmix reproduce` alone lists them")
     elif ledger is None:
         _list(console, as_json)
-        return
     if ledger is not None:
         from tokenmix.recipes.ledger import ledger as page
 
@@ -143,19 +139,22 @@ def _ours(cell: dict[str, Any]) -> str:
 
 
 def _plan(
-    recipe: Any, scale: str, seeds: int | None, only: list[str], parts: list[str], console: Console, as_json: bool
-) -> None:
+    recipe: Any, scale: str, seeds: int | None, only: list[str], parts: list[str], changed: dict[str, Any],
+    console: Console, as_json: bool,
+) -> None:  # fmt: skip
     from tokenmix.recipes.estimate import gpu_minutes
     from tokenmix.recipes.run import contenders_of, stages_of
+    from tokenmix.training.config import merge
 
     chosen = recipe.scale(scale)
     count = seeds or chosen.seeds
-    minutes = gpu_minutes(recipe, scale, only, parts) * count / chosen.seeds
-    stages = []
+    minutes = gpu_minutes(recipe, scale, only, parts, changed) * count / chosen.seeds
+    stages: list[dict[str, Any]] = []
     for stage in stages_of(recipe, scale, parts):
         entries = contenders_of(recipe, scale, stage, only)
         models = {entry.name: entry.model.get("name") or entry.model["layer"] for entry in entries}
-        stages.append({"stage": stage.name, "after": stage.after, "settings": dict(stage.settings), "models": models})
+        settings = dict(stage.settings) if stage.profile else merge(stage.settings, changed)
+        stages.append({"stage": stage.name, "after": stage.after, "settings": settings, "models": models})
     plan = {
         "recipe": recipe.name,
         "scale": scale,
@@ -168,17 +167,18 @@ def _plan(
         typer.echo(json.dumps(plan, indent=1, ensure_ascii=False))
         return
     console.print(f"{recipe.place}: {recipe.title}", highlight=False, markup=False)
+    takes = "seconds on a CPU" if scale == "tiny" else f"about {minutes:,.0f} minutes on one H200"
     console.print(
-        f"{scale}, {count} seeds, about {minutes:,.0f} minutes on one H200. {chosen.note}",
+        f"{scale}, {count} seeds, {takes}. {chosen.note}",
         highlight=False,
         markup=False,
     )
-    for stage in stages:
-        after = f", from {stage['after']}" if stage["after"] else ""
+    for made in stages:
+        after = f", from {made['after']}" if made["after"] else ""
         console.print(
-            f"\n{stage['stage']}{after}: {json.dumps(stage['settings'])}", highlight=False, markup=False, soft_wrap=True
+            f"\n{made['stage']}{after}: {json.dumps(made['settings'])}", highlight=False, markup=False, soft_wrap=True
         )
-        for name, model in stage["models"].items():
+        for name, model in made["models"].items():
             console.print(f"  {name}: {model}", highlight=False, markup=False, soft_wrap=True)
 
 

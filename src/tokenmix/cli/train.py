@@ -144,9 +144,10 @@ def train(
         "on_nonfinite": on_nonfinite,
     }
     chosen = dotted(options)
-    given = merge(read_layer(config) if config else {}, chosen, *(assignment(text) for text in set_ or []))
+    file = read_layer(config) if config else {}
     if "budget" in chosen:
-        given["budget"] = chosen["budget"]  # in place of the file's, not beside it
+        file.pop("budget", None)  # an option's stands in its place, not beside it
+    given = merge(file, chosen, *(assignment(text) for text in set_ or []))
     if "out" not in given:
         raise ValueError("no run folder: give --out, such as --out runs/a")
     if validation_examples == 0:

@@ -328,6 +328,7 @@ def _row(entry: Contender, mine: Sequence[tuple[RunSpec, Mapping[str, Any] | Non
                 "status": known["status"],
                 "error": known.get("error"),
                 "folder": spec.folder,
+                "device": known.get("device"),
                 "steps": known.get("steps"),
                 "seconds": known.get("seconds"),
                 "steps_per_second": known.get("steps_per_second"),

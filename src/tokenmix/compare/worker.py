@@ -50,7 +50,7 @@ def execute(spec: RunSpec) -> dict[str, Any]:
             trained = _trained(spec, folder)
             judged = _judged(spec, folder, trained)
         _write(folder / "live.json", {"phase": "done", "step": trained["steps"], "fraction": 1.0})
-        return {**record, **trained, **judged, "status": "done"}
+        return {**record, **trained, **judged, "device": _device(folder), "status": "done"}
     except (Interrupted, KeyboardInterrupt):
         raise
     except Exception as error:  # whatever it is: this run is shown as failed, the others go on
@@ -81,6 +81,13 @@ def _quiet() -> Iterator[None]:
 
 def _empty() -> dict[str, Any]:
     return {"steps": None, "seconds": None, "curve": [], "metrics": {}, "categories": {}, "scores": None}
+
+
+def _device(folder: Path) -> str | None:
+    """Where the run was trained, which need not be where it is read."""
+    with contextlib.suppress(FileNotFoundError, KeyError):
+        return json.loads((folder / "environment.json").read_text(encoding="utf-8"))["device"]
+    return None
 
 
 def finished(spec: RunSpec) -> dict[str, Any] | None:
@@ -226,8 +233,8 @@ def judge(config: RunConfig, folder: Path, judging: Judging, validation: dict[st
     examples = [e for e in examples if form != "classify" or e.label is not None]
     beams: dict[str, Any] = {"num_beams": judging.beams} if form == "text" and judging.beams > 1 else {}
     small = on_gpu and model.num_parameters() < SMALL  # hundreds of rows take it as long as a few
-    options = {"batch_size": 4 * BATCH} if small else {}
-    predictions = predict(model, maker, form, examples, task, precision=precision, **options, **beams)
+    rows = 4 * BATCH if small else BATCH
+    predictions = predict(model, maker, form, examples, task, batch_size=rows, precision=precision, **beams)
     metrics = task.evaluate(predictions, examples)
     metric = judging.metric or task.metric
     if "loss" in validation:

@@ -239,7 +239,13 @@ class AsItIs:
         self.residual, self.name, self.cross = residual, name, cross
 
     def load(self, step: Step) -> None:
-        """Nothing to prepare."""
+        """Clear the past: our kernels leave out rows that have ended, and what those remember need not be a number.
+
+        A later batch gives it the weight 0, and 0 · NaN is NaN.
+        """
+        if (slot := step.cache.slots.get(self.name)) is not None:
+            for past in slot.tensors.values():
+                past.zero_()
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         slot = step.cache.slot(self.name)

@@ -13,7 +13,7 @@ from tokenmix.mixers import parse
 from tokenmix.mixers.base import Mixer, too_long
 from tokenmix.models.cache import MixingCache
 from tokenmix.models.config import TokenmixConfig
-from tokenmix.models.embedding import Embedding, Patches
+from tokenmix.models.embedding import Embedding, Patches, token_std
 from tokenmix.models.stack import MixingRecord, Stack, Unpacked, has_holes, right_padded, roll
 
 
@@ -58,11 +58,20 @@ class TokenmixPreTrainedModel(PreTrainedModel):
             out["mixing"] = body["mixing"]
         return self.returned(out, return_dict)
 
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """No: transformers 5 spares modules of custom code that have no parameters but those of their children.
+
+        Ours are set up as a whole, by `reset_parameters`, with functions of torch that leave loaded weights alone.
+        """
+        return False
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        # what has no parameter but those of its children is never asked (transformers 5), so all set themselves up, too
         if isinstance(module, (Mixer, Embedding, Patches, Head)):
             module.reset_parameters()
+        elif isinstance(module, nn.Embedding):  # rows that `resize_token_embeddings` adds; a table's owner comes after
+            nn.init.normal_(module.weight, std=token_std(self.config))
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and module.weight is not None:
             nn.init.ones_(module.weight)
             if getattr(module, "bias", None) is not None:

@@ -77,7 +77,9 @@ class TokenmixConfig(PreTrainedConfig):
     init: str | None = None  #: "t5", "bert" or "xavier"
     tie_embeddings: bool | None = None  #: output matrix = input embedding
     scale_output: bool | None = None  #: hidden states times 1/√d_model before the output matrix (T5 v1.0)
-    scale_embeddings: bool = False  #: embeddings times √d_model (Transformer with sinusoids)
+    scale_embeddings: bool | None = (
+        None  #: embeddings times √d_model: by default beside sinusoids, which would drown them
+    )
     # regularisation and loss
     dropout: float = 0.0
     attention_dropout: float | None = None  #: `dropout` by default
@@ -125,6 +127,8 @@ class TokenmixConfig(PreTrainedConfig):
             self.decoder_layers = self.layers if self.decoder_layers is None else self.decoder_layers
         elif self.decoder_layer is not None or self.decoder_layers is not None:
             raise ValueError(f"decoder_layer and decoder_layers belong to a seq2seq body; this one is {self.body!r}")
+        if self.scale_embeddings is None:
+            self.scale_embeddings = self.positions == "sinusoidal"
         if self.scale_output is None:
             self.scale_output = bool(self.tie_embeddings and self.init == "t5")
         if self.inner_dropout is None:

@@ -21,6 +21,11 @@ def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], -1)[..., :width].to(dtype)
 
 
+def token_std(config: TokenmixConfig) -> float:
+    """The spread of token embeddings at first; those that are multiplied by √d start at 1/√d."""
+    return config.d_model**-0.5 if config.scale_embeddings else 1.0 if config.init == "t5" else 0.02
+
+
 class Embedding(nn.Module):
     """Token + segment + position embeddings, then norm and projection where the model has them."""
 
@@ -33,16 +38,13 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(config.max_length, d) if config.positions == "absolute" else None
         self.norm = LayerNorm(d, eps=config.norm_eps) if config.embedding_norm else nn.Identity()
         self.projection = Linear(d, d) if config.embedding_projection else nn.Identity()
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initial values by the body's convention."""
-        t5 = self.config.init == "t5"
-        scaled = self.config.scale_embeddings  # embeddings times √d start at 1/√d
-        std = self.config.d_model**-0.5 if scaled else 1.0 if t5 else 0.02
-        for table in (self.tokens, self.segments, self.positions):
+        nn.init.normal_(self.tokens.weight, std=token_std(self.config))
+        for table in (self.segments, self.positions):
             if table is not None:
-                nn.init.normal_(table.weight, std=std if table is self.tokens else (1.0 if t5 else 0.02))
+                nn.init.normal_(table.weight, std=1.0 if self.config.init == "t5" else 0.02)
         if self.config.embedding_norm:
             nn.init.ones_(self.norm.weight)
             nn.init.zeros_(self.norm.bias)
@@ -106,7 +108,6 @@ class Patches(nn.Module):
         self.positions = (
             nn.Parameter(torch.empty(1, config.max_length, config.d_model)) if config.positions == "absolute" else None
         )
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initial values: fan-in for the patches, small for the rest."""

@@ -235,7 +235,6 @@ class Transform(Head):
         self.dense = Linear(config.d_model, config.d_model)
         self.norm = LayerNorm(config.d_model, eps=config.norm_eps)
         self.activation = ACTIVATIONS[config.head_activation]
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.dense.weight, std=0.02)
@@ -300,7 +299,6 @@ class Pooler(Head):
     def __init__(self, config: TokenmixConfig) -> None:
         super().__init__()
         self.dense = Linear(config.d_model, config.d_model)
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.dense.weight, std=0.02)
@@ -374,6 +372,7 @@ class TokenmixForQuestionAnswering(TokenmixPreTrainedModel):
     def __init__(self, config: TokenmixConfig) -> None:
         super().__init__(config)
         self.model = TokenmixModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
         self.span = Output(config, 2, bias=True, std=0.02)
         self.post_init()
 
@@ -400,7 +399,7 @@ class TokenmixForQuestionAnswering(TokenmixPreTrainedModel):
             return_dict=True,
             **kwargs,
         )
-        logits = self.span(body.last_hidden_state)
+        logits = self.span(self.dropout(body.last_hidden_state))
         if attention_mask is not None:  # no answer in the padding
             logits = logits.masked_fill(~attention_mask.bool()[..., None], torch.finfo(logits.dtype).min)
         start, end = logits.unbind(-1)
@@ -428,6 +427,7 @@ class TokenmixForImageClassification(TokenmixPreTrainedModel):
     def __init__(self, config: TokenmixConfig) -> None:
         super().__init__(config)
         self.model = TokenmixModel(config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = Output(config, config.num_labels, bias=True, std=0)
         self.post_init()
 
@@ -441,7 +441,7 @@ class TokenmixForImageClassification(TokenmixPreTrainedModel):
     ) -> ImageClassifierOutput:
         body = self.model(pixel_values=pixel_values, return_dict=True, **kwargs)
         states = body.last_hidden_state
-        logits = self.classifier(states[:, 0] if self.config.pool == "cls" else states.mean(1))
+        logits = self.classifier(self.dropout(states[:, 0] if self.config.pool == "cls" else states.mean(1)))
         loss = None
         if labels is not None:
             smoothing = self.config.label_smoothing if self.training else 0.0

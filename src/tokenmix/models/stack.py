@@ -64,7 +64,7 @@ class Stack(nn.Module):
                 causal=site.causal,
                 buckets=site.relative_buckets,
                 distance=site.relative_distance,
-                std=site.d_model**-0.5,
+                std=0.02 if site.init != "t5" else site.d_model**-0.5,
             )
         self.final_norm = nn.Identity() if site.post_norm else make_norm(site)
         self.dropout = nn.Dropout(site.dropout)

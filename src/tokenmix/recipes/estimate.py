@@ -1,28 +1,31 @@
-"""How long a recipe takes on one H200, before it is run: launches bound small models, arithmetic the large ones.
+"""How long a recipe takes on one H200, before it is run.
 
-An estimate, for planning: 250 steps a second at most, evaluation included (a small model that is compiled and recorded
-makes 392 on COGS, `benchmarks/results/train-loop-h200.json`), and a third of the machine's bf16 peak for the arithmetic.
+An estimate, for planning: a step of a small model waits for its kernels, however little each does, and then for its
+arithmetic. The two figures below give the 3.4 ms that a step of the COGS model takes when it is compiled and recorded
+(`benchmarks/results/cogs-rates-h200.json`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmix.models import TokenmixConfig
-from tokenmix.models.counting import forward_flops
-from tokenmix.recipes.recipe import Recipe, Stage, get_recipe
+from tokenmix.models.counting import Parts, forward_flops
+from tokenmix.recipes.recipe import Recipe, get_recipe
 from tokenmix.recipes.run import config_of, contenders_of, stages_of
 from tokenmix.training import RunConfig
+from tokenmix.training.config import merge
 
-STEPS_PER_SECOND = 250.0
-FLOPS_PER_SECOND = 330e12
-START = 1.5  # minutes of a run that are not steps: compiling, judging
+KERNELS = 1.5e-3  # seconds of a step without its arithmetic
+FLOPS_PER_SECOND = 250e12
+START = 0.75  # minutes of a run that are not steps: starting, compiling (once for all seeds), judging
 EPOCH_EXAMPLES = {"imagenet": 1_281_167, "sst2": 67_349, "mnli": 392_702}
 # Typical lengths of input and target in a padded batch, in tokens, where the data and not a setting decides them.
 LENGTHS = {
-    "cogs": (16, 56),
+    "cogs": (16, 88),
     "multi30k": (32, 32),
     "snli": (48, 8),
     "conjnli": (64, 8),
@@ -35,20 +38,28 @@ LENGTHS = {
     "squad": (128, 8),
 }
 
-_COUNTED: dict[tuple[str, int, int | None], int] = {}
+VOCABULARY = {"cogs": 834, "scan": 40}  # of tasks with few words
+
+_COUNTED: dict[tuple[str, int, int | None], Parts] = {}
 
 
-def gpu_minutes(recipe: Recipe, scale: str, only: Sequence[str] = (), parts: Sequence[str] = ()) -> float:
+def gpu_minutes(
+    recipe: Recipe,
+    scale: str,
+    only: Sequence[str] = (),
+    parts: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> float:
     """Minutes of one GPU for all runs, one after another; of the rows ``only`` and the baseline, of the stages ``parts``.
 
     >>> 10 < gpu_minutes(get_recipe("gmlp-table-3"), "bench") < 200
     True
     """
-    return _gpu_minutes(recipe.name, scale, tuple(only), tuple(parts))
+    return _gpu_minutes(recipe.name, scale, tuple(only), tuple(parts), json.dumps(settings or {}))
 
 
 @functools.cache
-def _gpu_minutes(name: str, scale: str, only: tuple[str, ...], parts: tuple[str, ...]) -> float:
+def _gpu_minutes(name: str, scale: str, only: tuple[str, ...], parts: tuple[str, ...], settings: str) -> float:
     recipe = get_recipe(name)
     chosen = recipe.scale(scale)
     total = 0.0
@@ -58,7 +69,7 @@ def _gpu_minutes(name: str, scale: str, only: tuple[str, ...], parts: tuple[str,
             if stage.profile:
                 total += 0.5 if stage.settings["steps"] else 0.0  # counting needs no GPU
                 continue
-            total += chosen.seeds * (START + _minutes(stage, config))
+            total += chosen.seeds * (START + _minutes(merge(stage.settings, json.loads(settings)), config))
     return total
 
 
@@ -85,16 +96,19 @@ def shape_of(run: RunConfig, config: Any) -> tuple[int, int | None]:
     return length, target if config.body == "seq2seq" else None
 
 
-def _minutes(stage: Stage, config: Any) -> float:
-    run = RunConfig.of(stage.settings)
+def _minutes(settings: Mapping[str, Any], config: Any) -> float:
+    run = RunConfig.of(settings)
     length, target = shape_of(run, config)
-    flops = 3 * run.data.batch_size * _flops(config, length, target)
-    return steps_of(run) * max(1 / STEPS_PER_SECOND, flops / FLOPS_PER_SECOND) / 60
+    parts = _flops(config, length, target)
+    words = min(run.data.vocab_size, VOCABULARY.get(run.data.task, run.data.vocab_size)) / config.vocab_size
+    asked = 0.15 if run.data.objective == "masked_lm" else 1.0  # a head sees what is to be predicted
+    flops = 3 * run.data.batch_size * (parts.total - parts.head * max(0.0, 1 - words * asked))
+    return steps_of(run) * (KERNELS + flops / FLOPS_PER_SECOND) / 60
 
 
-def _flops(config: TokenmixConfig, length: int, target: int | None) -> int:
+def _flops(config: TokenmixConfig, length: int, target: int | None) -> Parts:
     """FLOPs of a forward pass, counted once for the recipes that share a model."""
     key = (config.to_json_string(use_diff=False), length, target)
     if key not in _COUNTED:
-        _COUNTED[key] = forward_flops(config, length, target).total
+        _COUNTED[key] = forward_flops(config, length, target)
     return _COUNTED[key]

@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-table-10 --scale bench
 
-Time: about 29 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect: no
+Time: about 12 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect: no
 gain from depth at equal parameters, and a loss for the deepest.
 """
 

@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-table-2 --scale bench
 
-Time: about 18 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 9 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 Fashion-MNIST in place of ImageNet, small models of equal size from scratch; gMLP and ViT should be close, and both
 above the Mixer. ConvNets and ResMLP are quoted.
 """

@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-table-3 --scale bench
 
-Time: about 69 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 27 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 the split gate is the best version, gMLP comes close to the Transformer, a Transformer without content terms is much
 worse. The row without the Toeplitz constraint tests Appendix C's remark that it is neutral; `tokenmix inspect` draws
 its matrices (Figure 9).

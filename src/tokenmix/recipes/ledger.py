@@ -65,15 +65,16 @@ def _row(recipe: Recipe, claim: Mapping[str, str], result: Mapping[str, Any] | N
             "again with": f"`{recipe.command()}`",
         }
     changed = f"; with {json.dumps(result['changed'])}" if result.get("changed") else ""
-    gpus = ", ".join(result["hardware"]["gpus"]) or "CPU"
+    seeds = f"{result['seeds']} seed{'s' if result['seeds'] > 1 else ''}"
+    missing = f"; about {gpu_minutes(recipe, 'bench'):.0f} GPU minutes" if claim["verdict"] == NOT_RUN else ""
     return {
         "from": recipe.place,
         "claim": claim["text"],
         "the paper's numbers": claim["paper"],
         "ours": claim["ours"],
         "verdict": claim["verdict"],
-        "why": claim["reason"],
-        "scale and its limits": f"{scale}, {result['seeds']} seeds, {gpus}: {note}{changed}",
+        "why": claim["reason"] + missing,
+        "scale and its limits": f"{scale}, {seeds}, {', '.join(result['devices'])}: {note}{changed}",
         "again with": f"`{recipe.command(scale)}`",
     }
 

@@ -145,9 +145,13 @@ def reproduce(
         }
         stages[stage.name] = _short(result)
         _fill(values, stage, recipe, {row["name"]: _measured(row) for row in result["models"]})
-    made = _result(recipe, scale, count, values, stages, time.time() - started, settings)
     place = folder / recipe.name / scale
     place.mkdir(parents=True, exist_ok=True)
+    if (only or parts) and (place / "result.json").exists():
+        before = json.loads((place / "result.json").read_text(encoding="utf-8"))
+        if before["seeds"] == count and before["changed"] == dict(settings or {}):
+            _complete(values, stages, before)
+    made = _result(recipe, scale, count, values, stages, time.time() - started, settings)
     (place / "result.json").write_text(json.dumps(made, indent=1, ensure_ascii=False), encoding="utf-8")
     return made
 
@@ -258,6 +262,20 @@ def _fill(
                 values.setdefault(row, {})[column] = [number / factor for number in numbers[name]]
 
 
+def _complete(values: dict[str, dict[str, list[float]]], stages: dict[str, Any], before: Mapping[str, Any]) -> None:
+    """What a part of a recipe did not run, from the result of an earlier call."""
+    for row, columns in values_of(before).items():
+        for column, numbers in columns.items():
+            values.setdefault(row, {}).setdefault(column, numbers)
+    for name, old in before["stages"].items():
+        new = stages.setdefault(name, old)
+        if isinstance(new["models"], dict):
+            new["models"] = {**old["models"], **new["models"]}
+        else:
+            known = {row["name"] for row in new["models"]}
+            new["models"] = [*new["models"], *(row for row in old["models"] if row["name"] not in known)]
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -271,10 +289,8 @@ def _short(result: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("task", "form", "split", "metric", "higher_is_better", "budget", "match", "note", "settings")
     rows = []
     for row in result["models"]:
-        runs = [
-            {name: run[name] for name in ("seed", "status", "error", "steps", "seconds", "metrics", "categories")}
-            for run in row["runs"]
-        ]
+        names = ("seed", "status", "error", "device", "steps", "seconds", "metrics", "categories")
+        runs = [{name: run[name] for name in names} for run in row["runs"]]
         rows.append({name: value for name, value in row.items() if name not in ("runs", "config")} | {"runs": runs})
     return {**{name: result[name] for name in kept}, "models": rows}
 
@@ -314,6 +330,7 @@ def _result(
         "seconds": seconds,
         "versions": versions(),
         "hardware": hardware(),
+        "devices": _devices(stages),
         "columns": list(recipe.columns),
         "baseline": recipe.baseline,
         "lower": list(recipe.lower),
@@ -321,6 +338,17 @@ def _result(
         "claims": judge_claims(recipe, values, scale == "tiny"),
         "stages": dict(stages),
     }
+
+
+def _devices(stages: Mapping[str, Any]) -> list[str]:
+    """Where the numbers come from: runs may have been brought here from another machine."""
+    found = set()
+    for stage in stages.values():
+        if "profile" in stage:
+            found |= {row["device"] for row in stage["models"].values()}
+        else:
+            found |= {run["device"] for row in stage["models"] for run in row["runs"]}
+    return sorted(found - {None})
 
 
 def judge_claims(

@@ -2,7 +2,7 @@
 
     tokenmix reproduce synthesizer-table-6 --scale bench
 
-Time: about 47 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 37 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 the published +V rows have self-attention 8 × 128 wide against the baseline's 12 × 64 (cross-attention stays 12 × 64);
 here the perplexities are those of small models of one width, and cost is counted and timed at the paper's own sizes
 (`synthesizer-*-base-matched` are the presets of equal width). Speeds are those of a TPU in the paper.

@@ -18,7 +18,7 @@ from tokenmix.data.task import Example, Task, get_task
 from tokenmix.data.tokenizers import KINDS, load_tokenizer, train_tokenizer
 from tokenmix.models import TokenmixConfig, create_model, preset_config
 from tokenmix.models.create import HEADS as MODEL_HEADS
-from tokenmix.models.create import plain
+from tokenmix.models.create import changed, plain
 from tokenmix.training.batches import round_up
 from tokenmix.training.config import RunConfig
 from tokenmix.training.examples import MixtureExamples, TaskExamples, TextExamples, make_objective, text_examples
@@ -106,7 +106,13 @@ def _tasks(config: RunConfig) -> dict[str, Task]:
 def _body(config: RunConfig, tasks: dict[str, Task]) -> str:
     model = config.model
     if model.weights:
-        return TokenmixConfig.from_pretrained(_weights_folder(model.weights)).body
+        body = TokenmixConfig.from_pretrained(_weights_folder(model.weights)).body
+        for name, value in (("--model", model.name), ("--layer", model.layer)):
+            if value:
+                raise ValueError(f"{name} {value!r} beside --weights, which bring their own layers; leave one out")
+        if model.body not in (None, body):
+            raise ValueError(f"the weights in {model.weights} are of a {body} body, not {model.body}")
+        return body
     if model.name:
         return preset_config(model.name).body
     if model.layer is None:
@@ -197,14 +203,9 @@ def _model_config(
         fitted["num_labels"] = len(task.labels) or 1
     if model.weights:
         base = TokenmixConfig.from_pretrained(_weights_folder(model.weights))
-        if "num_labels" in fitted and fitted["num_labels"] != base.num_labels:
-            fitted |= {"id2label": {i: str(i) for i in range(fitted["num_labels"])}}
-            fitted |= {"label2id": {str(i): i for i in range(fitted.pop("num_labels"))}}
-        options = dict(model.options)
-        for part in ("attention_dropout", "inner_dropout"):  # what followed dropout before follows it now
-            if "dropout" in options and getattr(base, part) == base.dropout:
-                options.setdefault(part, options["dropout"])
-        return TokenmixConfig(**{**plain(base), **fitted, **options})
+        if fitted.get("num_labels") == base.num_labels:
+            del fitted["num_labels"]  # and their names stay
+        return changed(base, {**fitted, **model.options})
     if model.name:
         overrides = {"layer": model.layer} if model.layer else {}
         base = preset_config(model.name, **overrides, **model.options)

@@ -241,11 +241,18 @@ def dotted(assignments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def assignment(text: str) -> dict[str, Any]:
-    """`optimizer.lr=1e-3` as a nested dictionary: what `--set` takes."""
+    """`optimizer.lr=1e-3` as a nested dictionary: what `--set` takes. `null` is None, `validation.examples=null` all.
+
+    >>> assignment("optimizer.clip=0.5")
+    {'optimizer': {'clip': 0.5}}
+    """
     path, equals, value = text.partition("=")
     if not equals or not path:
         raise ValueError(f"--set {text!r}: expected KEY=VALUE, for example --set optimizer.lr=1e-3")
-    return dotted({path.strip(): yaml.safe_load(value) if value.strip() != "null" else None})
+    made: Any = yaml.safe_load(value)
+    for name in reversed(path.strip().split(".")):
+        made = {name: made}
+    return made
 
 
 def _build(kind: type, values: Mapping[str, Any], where: str) -> Any:

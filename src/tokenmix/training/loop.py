@@ -50,6 +50,7 @@ class Counters:
     skipped: int = 0  #: steps left out for a non-finite loss
     accumulate: int = 1
     best: float | None = None
+    best_loss: float | None = None  #: beside it
     best_step: int | None = None
     without_gain: int = 0  #: validations since the best one
 

@@ -49,12 +49,13 @@ class Adafactor(_Adafactor):
 
 
 def decayed(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies: matrices yes; norms, biases, scalars and position biases no.
+    """Whether weight decay applies: matrices yes; norms, biases, scalars, position biases and a ViT's own tokens no.
 
     >>> decayed("encoder.final_norm.weight", torch.ones(8))
     False
     """
-    return parameter.dim() >= 2 and not name.endswith("bias") and "relative" not in name and "norm" not in name
+    spared = name.endswith(("bias", "bias.weight", "embed.cls", "embed.positions")) or "relative" in name
+    return parameter.dim() >= 2 and not spared and "norm" not in name
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig, lr: float | None = None) -> torch.optim.Optimizer:

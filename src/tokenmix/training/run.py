@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import threading
@@ -61,6 +62,7 @@ class RunResult:
     parameters: int = 0
     skipped: int = 0
     config: RunConfig = field(default_factory=RunConfig)
+    answers: bool = True  #: whether `tokenmix predict` can ask it something
 
     def summary(self) -> str:
         """What a user reads at the end: result, and where everything is."""
@@ -75,7 +77,8 @@ class RunResult:
             f"model and tokenizer   {self.out}",
             f"metrics               {self.out / 'metrics.jsonl'}, {self.out / 'tensorboard'}",
             f"checkpoints           {self.out / 'checkpoints'}",
-            f'try                   tokenmix predict {self.out} "…"',
+            f"try                   tokenmix {'predict' if self.answers else 'evaluate'} {self.out}"
+            + (' "…"' if self.answers else ""),
         ]
         return "\n".join([head, *skipped, *lines])
 
@@ -144,11 +147,10 @@ class Session:
         self.callbacks = [*([self.metrics_file] if self.metrics_file else []), *callbacks]
         self.trainer.callbacks = self.callbacks
         self.last: dict[str, float] = {}
+        self.validated_at: int | None = None
         self.status = "finished"
         self.saved_at = self.done.step if start is not None else None
-        total = self.trainer.budget.steps
-        self.validate_every = _interval(config.validation.every, total)
-        self.save_every = _interval(config.checkpoints.every, total)
+        self.fifth = math.floor(5 * self.trainer.budget.fraction(self.done) + 1e-9)  #: of the budget, so many are used
         self._clock = time.monotonic()
 
     def run(self) -> RunResult:
@@ -166,17 +168,17 @@ class Session:
             if trainer.budget.fraction(self.done) < 1:
                 trainer.warm_up()
                 trainer.run(self._between_steps)
+        if (self.saved_at != self.done.step or not self.last) and self.validated_at != self.done.step:
+            self._validate_at_the_end()
         if self.saved_at != self.done.step:
-            self._validate_or_not(final=True)
             self._save()
-        elif not self.last:
-            self._validate_or_not(final=True)
         if self.status != "interrupted":
             self._export()
         result = RunResult(
             self.folder, self.status, self.done.step, trainer.loss, self.last,
             {"step": self.done.best_step, "value": self.done.best} if self.done.best_step is not None else {},
             self.done.seconds, self.done.tokens, self.done.flops, parameters, self.done.skipped, self.config,
+            self.parts.form not in ("document", "image"),
         )  # fmt: skip
         for callback in self.callbacks:
             callback.on_end(result)
@@ -193,19 +195,26 @@ class Session:
         self.trainer.stopping = True
 
     def _between_steps(self) -> None:
-        if self.accelerator.num_processes > 1:  # all stop, or none
-            flag = torch.tensor(float(self.trainer.stopping), device=self.trainer.device)
-            if float(self.accelerator.reduce(flag, "sum")) > 0:
-                self._interrupt() if not self.trainer.stopping else None
-        step, over = self.done.step, self.trainer.budget.fraction(self.done) >= 1
-        improved = False
-        if self.validate_every and step % self.validate_every == 0 and not over and self.status != "interrupted":
+        fraction, before = self.trainer.budget.fraction(self.done), self.fifth
+        fifth = math.floor(5 * fraction + 1e-9)
+        if self.accelerator.num_processes > 1:  # all stop, validate and save, or none
+            told = torch.tensor([float(self.trainer.stopping), float(fifth)], device=self.trainer.device)
+            stopping, fifths = self.accelerator.reduce(told, "sum").tolist()
+            fifth = int(fifths) // self.accelerator.num_processes
+            if stopping and not self.trainer.stopping:
+                self._interrupt()
+        self.fifth = fifth
+
+        def due(every: int | None) -> bool:
+            return fifth > before if every is None else bool(every) and self.done.step % every == 0
+
+        improved, over = False, fraction >= 1
+        if due(self.config.validation.every) and not over and self.status != "interrupted":
             improved = self._validate()
-        due = self.save_every and step % self.save_every == 0
-        if (due or improved) and not over:
+        if (due(self.config.checkpoints.every) or improved) and not over:
             self._save()
 
-    def _validate_or_not(self, final: bool) -> None:
+    def _validate_at_the_end(self) -> None:
         if self.status != "interrupted":
             self._validate()
 
@@ -214,7 +223,7 @@ class Session:
         from tokenmix.evaluation.validation import validate
 
         self.trainer.settle()
-        started = time.perf_counter()
+        started, self.validated_at = time.perf_counter(), self.done.step
         self.last = validate(self.config, self.parts, self.trainer.precision)
         record = {"kind": "validation", "step": self.done.step, **self.last, "seconds": time.perf_counter() - started}
         for callback in self.callbacks:
@@ -222,11 +231,13 @@ class Session:
         name, higher = headline(self.last)
         if name is None:
             return False
-        value = self.last[name]
+        value, loss = self.last[name], self.last.get("loss")
         better = self.done.best is None or (value > self.done.best if higher else value < self.done.best)
+        if value == self.done.best and loss is not None and self.done.best_loss is not None:
+            better = loss < self.done.best_loss  # while no answer is right yet, the loss tells
         self.done.without_gain = 0 if better else self.done.without_gain + 1
         if better:
-            self.done.best, self.done.best_step = value, self.done.step
+            self.done.best, self.done.best_loss, self.done.best_step = value, loss, self.done.step
         patience = self.config.validation.patience
         if patience is not None and self.done.without_gain >= patience and self.status == "finished":
             self.status, self.trainer.stopping = "stopped early", True
@@ -296,6 +307,7 @@ def headline(metrics: dict[str, float]) -> tuple[str | None, bool]:
 
 def _accelerator(config: RunConfig) -> tuple[Any, str]:
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
     if os.environ.pop("ACCELERATE_USE_FSDP", "").lower() in (
         "1",
@@ -304,6 +316,8 @@ def _accelerator(config: RunConfig) -> tuple[Any, str]:
         config.device.sharding = "fsdp"
     on_cpu = chosen_device(config.device.device).type == "cpu"
     precision = config.device.precision if config.device.precision != "auto" else "fp32" if on_cpu else "bf16"
+    if not torch.distributed.is_initialized():  # an earlier run of this process does not decide for this one
+        AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="bf16" if precision == "bf16" else "no")
     if config.device.sharding == "fsdp" and accelerator.num_processes == 1 and not torch.distributed.is_initialized():
         raise ValueError("device.sharding=fsdp needs several processes; start it with torchrun or accelerate launch")
@@ -328,12 +342,6 @@ def _build(config: RunConfig, folder: Path, accelerator: Any) -> Parts:
             parts.tokenizer.save_pretrained(folder)
     accelerator.wait_for_everyone()
     return parts if parts is not None else build(config, folder)
-
-
-def _interval(every: int | None, total: int | None) -> int:
-    if every is not None:
-        return every
-    return max(1, (total or 1000) // 5)
 
 
 @contextlib.contextmanager
