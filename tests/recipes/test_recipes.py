@@ -163,30 +163,30 @@ def test_tiny_scale_runs(recipe: Recipe, pool: Path) -> None:
     assert again["rows"] == result["rows"]
 
 
-def test_rows_can_be_run_alone(pool: Path) -> None:
+def test_rows_can_be_run_alone(tmp_path: Path) -> None:
     recipe = get_recipe("remixer-table-4")
     quiet: dict[str, Any] = {"report": False, "live": Live(Console(file=io.StringIO()))}
-    result = reproduce(recipe, "tiny", out=pool, only=["Remixer Base"], **quiet)
+    result = reproduce(recipe, "tiny", out=tmp_path, only=["Remixer Base"], **quiet)
     ran = {row["name"] for row in result["rows"] if row["columns"]["Gen. EM"]["values"]}
     assert ran == {"Remixer Base", "T5.1.1 Base"}
     assert [claim["verdict"] for claim in result["claims"]] == ["undecided", "not run yet", "not run yet"]
     assert 0 < gpu_minutes(recipe, "bench", ["Remixer Base"]) < gpu_minutes(recipe, "bench")
     with pytest.raises(ValueError, match="did you mean 'Remixer Base'"):
-        reproduce(recipe, "tiny", out=pool, only=["Remixr Base"], **quiet)
+        reproduce(recipe, "tiny", out=tmp_path, only=["Remixr Base"], **quiet)
 
 
-def test_stages_can_be_run_alone(pool: Path) -> None:
+def test_stages_can_be_run_alone(tmp_path: Path) -> None:
     recipe = get_recipe("synthesizer-table-6")
     quiet: dict[str, Any] = {"report": False, "live": Live(Console(file=io.StringIO()))}
-    result = reproduce(recipe, "tiny", out=pool, parts=["profile"], **quiet)
+    result = reproduce(recipe, "tiny", out=tmp_path, parts=["profile"], **quiet)
     assert list(result["stages"]) == ["profile"]
     filled = {name for row in result["rows"] for name, cell in row["columns"].items() if cell["values"]}
     assert filled == {"Steps/Sec", "Params (M)", "FLOPS"}
     assert 0 < gpu_minutes(recipe, "bench", parts=["profile"]) < gpu_minutes(recipe, "bench")
     with pytest.raises(ValueError, match="did you mean 'profile'"):
-        reproduce(recipe, "tiny", out=pool, parts=["profil"], **quiet)
+        reproduce(recipe, "tiny", out=tmp_path, parts=["profil"], **quiet)
     with pytest.raises(ValueError, match="sst2 goes on from mlm: name both"):
-        reproduce(get_recipe("gmlp-table-4"), "bench", out=pool, parts=["sst2"], **quiet)
+        reproduce(get_recipe("gmlp-table-4"), "bench", out=tmp_path, parts=["sst2"], **quiet)
 
 
 def test_a_part_completes_what_was_run_before(tmp_path: Path) -> None:
