@@ -77,9 +77,7 @@ class TokenmixConfig(PreTrainedConfig):
     init: str | None = None  #: "t5", "bert" or "xavier"
     tie_embeddings: bool | None = None  #: output matrix = input embedding
     scale_output: bool | None = None  #: hidden states times 1/√d_model before the output matrix (T5 v1.0)
-    scale_embeddings: bool | None = (
-        None  #: embeddings times √d_model: by default beside sinusoids, which would drown them
-    )
+    scale_embeddings: bool | None = None  #: embeddings times √d_model; by default beside sinusoids alone
     # regularisation and loss
     dropout: float = 0.0
     attention_dropout: float | None = None  #: `dropout` by default

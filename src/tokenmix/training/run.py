@@ -168,8 +168,9 @@ class Session:
             if trainer.budget.fraction(self.done) < 1:
                 trainer.warm_up()
                 trainer.run(self._between_steps)
-        if (self.saved_at != self.done.step or not self.last) and self.validated_at != self.done.step:
-            self._validate_at_the_end()
+        known = self.validated_at == self.done.step or (self.saved_at == self.done.step and self.last)
+        if not known and self.status != "interrupted":
+            self._validate()
         if self.saved_at != self.done.step:
             self._save()
         if self.status != "interrupted":
@@ -213,10 +214,6 @@ class Session:
             improved = self._validate()
         if (due(self.config.checkpoints.every) or improved) and not over:
             self._save()
-
-    def _validate_at_the_end(self) -> None:
-        if self.status != "interrupted":
-            self._validate()
 
     def _validate(self) -> bool:
         """Loss and metric on the held-out examples; whether they are the best so far."""
