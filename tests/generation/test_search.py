@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import T5Config, T5ForConditionalGeneration
 
-from tokenmix.generation import Generated, api, engine, fused, generate
+from tokenmix.generation import Generated, api, engine, fused, generate, stream
+from tokenmix.generation.search import Limits, Sampling
 from tokenmix.mixers import REGISTRY, Mix, parse
 from tokenmix.mixers.expression import Term
 from tokenmix.models import TokenmixConfig, create_model
@@ -354,3 +357,74 @@ def test_what_ended_rows_left_behind_does_not_reach_the_next_batch(layer: str, m
         for past in pasts:
             past.fill_(torch.nan)
     assert torch.equal(generate(model, ids, max_new_tokens=6, eos_token_id=[]).tokens, first)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions as a GPU has them: static, and kept for the next batch of the same shape."""
+    original = engine.Session.__init__
+    monkeypatch.setattr(engine.Session, "__init__", lambda *a, static, **k: original(*a, static=True, **k))
+    opened = engine.open_session
+
+    def kept(model: Any, search: Any, *shape: Any) -> engine.Session:
+        tokens, search.tokens = search.tokens, SimpleNamespace(is_cuda=True, shape=search.tokens.shape)
+        monkeypatch.setattr(engine, "Session", lambda m, s, c, static: (setattr(s, "tokens", tokens), Made(m, s, c))[1])
+        return opened(model, search, *shape)
+
+    Made = lambda m, s, c: session(m, s, c, static=True)  # noqa: E731
+    session = engine.Session
+    monkeypatch.setattr(api, "open_session", kept)
+
+
+def small(layer: str = "dot | geglu", body: str = "seq2seq", **options: Any) -> Any:
+    sizes = {"d_model": 16, "d_ff": 32, "heads": 2, "layers": 1, "vocab_size": 40, "max_length": 64, **options}
+    model = create_model(TokenmixConfig(body=body, layer=layer, **sizes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    return model
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_two_streams_at_once_do_not_share_a_session() -> None:
+    model = small()
+    a, b = torch.randint(2, 40, (1, 7)), torch.randint(2, 40, (1, 9))
+    options: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": ()}
+    alone = [int(token) for token in stream(model, a, **options)]
+    first = stream(model, a, **options)
+    tokens = [int(next(first)) for _ in range(3)]
+    list(stream(model, b, **options))
+    assert tokens + [int(token) for token in first] == alone
+    assert len(engine._sessions[model]) <= engine.KEPT
+    assert [int(token) for token in stream(model, a, **options)] == alone  # a session that was used before
+
+
+@pytest.mark.parametrize("layer", ['fourier(padding="include") | geglu', 'gmlp(padding="include")', "dot | geglu"])
+def test_a_gpu_pads_no_encoder_that_sees_padding(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small(layer, decoder_layer="dot | geglu")
+    ids = torch.randint(2, 40, (3, 10))
+    plain = generate(model, ids, max_new_tokens=6, eos_token_id=()).tokens
+    original = engine.Session.__init__
+    monkeypatch.setattr(engine.Session, "__init__", lambda *a, static, **k: original(*a, static=True, **k))
+    assert torch.equal(generate(model, ids, max_new_tokens=6, eos_token_id=()).tokens, plain)
+
+
+def test_rows_that_have_ended_may_hold_anything_when_others_are_drawn() -> None:
+    search = Sampling(2, Limits(4, torch.tensor([4, 4]), (1,), 0), torch.device("cpu"))
+    search.ended[0] = True
+    logits = torch.randn(2, 9)
+    logits[0] = torch.nan
+    search.choose(logits)
+    assert 0 <= int(search.tokens[1]) < 9
+
+
+def test_prompts_of_different_lengths_go_on_to_the_end() -> None:
+    """The long one ends at max_length, while the short ones have far to go."""
+    model = small("dot | geglu", "decoder", max_length=16, positions="absolute")
+    ids, mask = torch.randint(2, 40, (6, 12)), torch.zeros(6, 12, dtype=torch.long)
+    mask[0] = 1
+    mask[1:, 10:] = 1
+    found = generate(model, ids, mask, max_new_tokens=14, eos_token_id=())
+    assert found.lengths.tolist() == [5, *[14] * 5]
+    alone = generate(model, ids[1:2, 10:], max_new_tokens=14, eos_token_id=())
+    assert torch.equal(found.tokens[1], alone.tokens[0])

@@ -21,7 +21,7 @@ def test_kernels_agree_with_torch_when_interpreted() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "5 passed" in done.stdout
+    assert "7 passed" in done.stdout
 
 
 def rms(x: torch.Tensor) -> torch.Tensor:
@@ -89,6 +89,41 @@ def test_beams_ask_one_memory() -> None:
     logits = logits.masked_fill((torch.arange(length) >= lengths[:, None])[:, None, None], float("-inf"))
     expected = (logits.softmax(-1) @ v).transpose(1, 2).reshape(-1, width)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+
+
+@interpreted
+def test_rows_that_have_ended_are_numbers() -> None:
+    from tokenmix.generation import kernels
+
+    rubbish = [torch.full((4, 48), torch.nan) for _ in range(20)]
+    del rubbish  # what `torch.empty` may find
+    ended = torch.tensor([True, False, True, False])
+    past = torch.zeros(2, 4, 8, 48)
+    positions = torch.zeros(4, dtype=torch.long)
+    options = {"heads": 2, "scale": 1.0}
+    new = kernels.attend_new(torch.randn(4, 144), *past, positions, ended, bias=None, source=None, **options)
+    memory = kernels.attend_memory(torch.randn(4, 48), torch.randn(4, 5, 96), positions + 5, ended, **options)
+    for out in (new, memory):
+        assert torch.equal(out[ended], torch.zeros(2, 48))
+        assert out[~ended].abs().min() > 0
+
+
+@interpreted
+def test_a_mask_with_holes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenmix.generation import engine, fused, generate, search
+    from tokenmix.models import TokenmixConfig, create_model
+
+    sizes = {"d_model": 16, "d_ff": 32, "heads": 2, "layers": 1, "vocab_size": 40, "max_length": 8}
+    model = create_model(TokenmixConfig(body="seq2seq", layer="dot | geglu", **sizes)).eval()
+    ids, mask = torch.randint(2, 40, (2, 8)), torch.ones(2, 8)
+    mask[0, 2:5] = mask[1, 1:6] = 0
+    original = engine.Session.__init__
+    monkeypatch.setattr(engine.Session, "__init__", lambda *a, static, **k: original(*a, static=True, **k))
+    options = {"max_new_tokens": 3, "eos_token_id": (), "return_scores": True}
+    with_kernels = generate(model, ids, mask, **options).scores
+    for module in (fused, search):
+        monkeypatch.setattr(module, "usable", lambda x: False)
+    torch.testing.assert_close(with_kernels, generate(model, ids, mask, **options).scores, atol=1e-4, rtol=1e-4)
 
 
 @interpreted

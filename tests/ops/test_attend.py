@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 
+import tokenmix
 from tokenmix.ops import attend, chunked, reference  # chunked: the module
 from tokenmix.ops.dropout import kept, new_seed
 
@@ -247,3 +248,13 @@ def test_peak_memory_does_not_grow_with_length_squared_times_batch(expression):
 
     small, large = peak(4), peak(20)
     assert large - small < 100, f"{small:.0f} MiB at batch 4, {large:.0f} MiB at batch 20"
+
+
+@pytest.mark.parametrize("layer", ["dense + factorized_dense", "factorized_random + factorized_dense"])
+def test_learned_keys_are_narrowed_with_the_queries(layer: str) -> None:
+    """Under autocast, in blocks: what is learned is float32, what is computed bf16."""
+    block = tokenmix.parse(f"{layer} | geglu").build(d_model=32, heads=8, max_length=640)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = block(torch.randn(2, 640, 32).bfloat16())
+    out.float().sum().backward()
+    assert all(parameter.grad is not None for parameter in block.parameters())

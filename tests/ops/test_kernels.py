@@ -469,3 +469,19 @@ def test_a_model_on_kernels_is_one_graph(layer: str) -> None:
     torch.compile(model, fullgraph=True, backend="aot_eager")(**given).loss.backward()
     for name, grad in eager.items():
         torch.testing.assert_close(dict(model.named_parameters())[name].grad, grad, rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+def test_a_choice_is_remembered_for_tensors_it_can_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenmix.ops.kernels import tune
+
+    monkeypatch.setattr(tune, "INTERPRETING", False)
+    monkeypatch.setattr(tune, "_chosen", {})
+    monkeypatch.setattr(tune, "_read", dict)
+    monkeypatch.setattr(tune, "_machine", lambda: "here")
+    monkeypatch.setattr(tune, "_measure", lambda tag, configs, launch: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setenv("TOKENMIX_AUTOTUNE", "1")
+    special, *rest = [{"n": n} for n in range(3)]
+    assert tune.choose("outer", ("compose",), [special, *rest], print) is special
+    assert tune.choose("outer", ("compose",), rest, print) in rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ from small_runs import tiny
 
 from tokenmix.data.objectives import MaskedLM
 from tokenmix.models import create_model
+from tokenmix.training import train
 from tokenmix.training.batches import Batches, bucket_shapes, split_rows
 from tokenmix.training.build import build
-from tokenmix.training.examples import MemoryWindows, TextExamples
+from tokenmix.training.examples import MemoryWindows, MixtureExamples, TaskExamples, TextExamples
+from tokenmix.training.features import pad
 from tokenmix.training.flops import StepFlops
+from tokenmix.training.loop import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +116,41 @@ def test_masked_lm_computes_the_vocabulary_where_a_label_asks_for_it():
     assert model(**batch).logits.shape == (8, 32, 50)
     flops = StepFlops(model)
     assert flops(8, (32, 0), objective.predictions) < flops(8, (32, 0))
+
+
+class Lengths:
+    """Features of given lengths."""
+
+    def encode(self, examples: list[tuple[int, int]]) -> list[dict[str, list[int]]]:
+        return [{"input_ids": [1] * a, "labels": [1] * b} for a, b in examples]
+
+    def sizes(self, feature: dict[str, list[int]]) -> tuple[int, int]:
+        return len(feature["input_ids"]), len(feature["labels"])
+
+    def collate(self, features: list[dict[str, list[int]]], shape: tuple[int, int]) -> dict[str, torch.Tensor]:
+        rows = [pad([f[name] for f in features], n, 0) for name, n in zip(("input_ids", "labels"), shape)]
+        return dict(zip(("input_ids", "labels"), rows))
+
+
+def test_mixtures_of_tasks_make_batches_and_warm_up() -> None:
+    maker, rng = Lengths(), np.random.default_rng(0)
+    tasks = {
+        name: TaskExamples([(int(n), 3) for n in rng.integers(*ends, 200)], maker)
+        for name, ends in (("short", (3, 10)), ("long", (40, 60)))
+    }
+    batches = Batches(MixtureExamples(tasks, maker.collate, seed=0), 16)
+    seen = {batches[number].tensors["input_ids"].shape[1] for number in range(8)}
+    assert seen <= {shape[0] for shape in batches.shapes}
+    tried = []
+    trainer = SimpleNamespace(
+        compiled=True, graphs=None, batches=batches, world=1, model=torch.nn.Identity(), device=torch.device("cpu"),
+        optimizer=torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), _to_device=lambda tensors: tensors,
+        _items=lambda batch: None, _gradients=lambda batch, items, seed: tried.append(batch.shape),
+        _record=lambda batch, items: None, _say=lambda text: None,
+    )  # fmt: skip
+    Trainer.warm_up(trainer)  # type: ignore[arg-type]
+    assert tried == batches.shapes
+
+
+def test_lengths_are_not_rounded_past_the_model(tmp_path: Path) -> None:
+    assert train(tiny(tmp_path, budget__steps=2, model__options__max_length=20, data__limit=50)).steps == 2

@@ -93,6 +93,8 @@ def generate(
         with torch.inference_mode():
             new, scores, lengths = search.result()
     new, scores, lengths = new.clone(), scores.clone(), lengths.clone()
+    if session is not None:
+        session.rest()
     return Generated(torch.cat([prompt, new], 1), scores if return_scores else None, prompt.shape[1], lengths)
 
 

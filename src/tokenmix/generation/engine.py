@@ -82,6 +82,8 @@ class Decoder:
     def step(self, tokens: Tensor) -> Tensor:
         """Read one more token of each row, [rows]; logits [rows, vocabulary]."""
         state, cache = self.state, self.state.cache
+        if cache.lengths is not None:  # rows that have ended stay where they are
+            cache.lengths.clamp_(max=cache.capacity - 1)
         positions = cache.begin(tokens[:, None], None)
         cache.fresh = False  # at the very start too: a step is a step
         x = self.model.model.embed(tokens[:, None], None, None, positions)[:, 0]
@@ -122,6 +124,7 @@ class Session:
         self.graph: Any = None  #: one step, with the choice after it where that needs no host
         self.logits: Tensor | None = None  #: what a captured step leaves to choose from
         self.front: Any = None  #: the encoder and all preparations, where they can be captured
+        self.home: tuple[OrderedDict[Any, Session], Any] | None = None  #: where it waits for the next batch
         self.ids: Tensor | None = None  #: what the captured encoder reads
         self.mask: Tensor | None = None
 
@@ -152,7 +155,7 @@ class Session:
         if not self.static:
             self.decoder.load(encode(model.model, input_ids, mask), mask)
             return
-        more = _rounded(input_ids.shape[1], model.config.max_length) - input_ids.shape[1]
+        more = _columns(model, input_ids.shape[1]) - input_ids.shape[1]
         if more and mask is None:
             mask = torch.ones_like(input_ids, dtype=torch.bool)
         if more and mask is not None:
@@ -191,6 +194,14 @@ class Session:
             beams = self.search.beams
             self.decoder.keep(rows, rows[::beams] // beams, self.search.ended)
 
+    def rest(self) -> None:
+        """What it found has been taken: the next batch may have it."""
+        if self.home is not None:
+            kept, key = self.home
+            kept[key] = self
+            while len(kept) > KEPT:
+                kept.popitem(last=False)
+
     def _step(self) -> Tensor:
         if isinstance(self.search, BeamSearch):
             self.decoder.change_places(self.search.origin)
@@ -201,21 +212,31 @@ class Session:
         search = self.search
         if not self.static or self.graph is not None or not search.tokens.is_cuda:
             return False
-        search.tokens.fill_(token)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # compiles kernels, allocates caches
-                self._try()
+                self._try(token)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        self._restart(token)
         with torch.cuda.graph(graph):
-            logits = self._try()
+            logits = self._choice()
         self.graph, self.logits = graph, None if search.capturable else logits
         search.restart()
         return True
 
-    def _try(self) -> Tensor:
+    def _restart(self, token: int) -> None:
+        self.search.restart()
+        self.search.tokens.fill_(token)
+        self.decoder.state.cache.restart()
+
+    def _try(self, token: int) -> Tensor:
+        """A step from the very start: one from behind the prompts may find no room."""
+        self._restart(token)
+        return self._choice()
+
+    def _choice(self) -> Tensor:
         logits = self._step()
         if self.search.capturable:
             self.search.choose(logits)
@@ -234,22 +255,25 @@ def open_session(model: Any, search: Search, prompt: int, tokens: int, length: i
     capacity = min(most, prompt + tokens - 1)
     if not search.tokens.is_cuda:
         return Session(model, search, capacity, static=False)
-    capacity, padded = _rounded(capacity, most), _rounded(length, most)
-    addresses = hash(tuple(p.data_ptr() for p in model.parameters()))
+    capacity, padded = _rounded(capacity, most), _columns(model, length) if length else 0
+    addresses = hash(tuple((p.data_ptr(), p.dtype) for p in model.parameters()))
     shape = (search.rows.shape[0], padded, masked or padded > length, capacity)
     key = (addresses, shape, *search.kind())
     kept = _sessions.setdefault(model, OrderedDict())
-    session = kept.get(key)
+    session = kept.pop(key, None)  # nobody else's until it rests again
     if session is not None:
-        kept.move_to_end(key)
         session.search.take_over(search)
         return session
     session = Session(model, search, capacity, static=True)
     if session.decoder.reusable:
-        kept[key] = session
-        while len(kept) > KEPT:
-            kept.popitem(last=False)
+        session.home = kept, key
     return session
+
+
+def _columns(model: Any, length: int) -> int:
+    """How many columns an encoder reads of a batch of so many: rounded up, unless padding changes what it says."""
+    seen = model.model.encoder.sees_padding
+    return length if seen else _rounded(length, model.config.max_length)
 
 
 def _rounded(length: int, most: int) -> int:

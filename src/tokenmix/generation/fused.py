@@ -188,6 +188,11 @@ class CrossAttention:
         self.outward.load(step.rows)
         memory, slot = step.memory, step.cache.slot(self.name)
         assert memory is not None
+        if (
+            usable(memory) and step.memory_mask is not None
+        ):  # the kernel reads the first so many: real tokens to the front
+            order = (~step.memory_mask.bool()).long().argsort(dim=1, stable=True)
+            memory = memory.gather(1, order[..., None].expand_as(memory))
         weight = torch.cat([m.weight for m in self.answer.maps])
         if "memory" not in slot.memory:
             slot.memory["memory"] = memory.new_zeros(*memory.shape[:2], weight.shape[0])

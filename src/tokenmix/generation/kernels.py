@@ -158,6 +158,9 @@ def _attend_new(
             weight = weight * fade + tl.sum(share, 0)
             highest = higher
         tl.store(out + row * WIDTH + at, (mixed / weight).to(out.dtype.element_ty), mask=inside)
+    else:  # a number, at least: nobody reads it, but 0 times what is none is none
+        e = tl.arange(0, BD)
+        tl.store(out + row * WIDTH + head * D + e, tl.zeros((BD,), out.dtype.element_ty), mask=e < D)
 
 
 def attend_new(
@@ -219,6 +222,12 @@ def _attend_memory(
             highest = higher
         weight = tl.where(weight > 0, weight, 1.0)  # an empty memory gives 0
         tl.store(out + rows, (mixed / weight[:, None]).to(out.dtype.element_ty), mask=asks)
+    else:
+        m = tl.arange(0, BQ)
+        e = tl.arange(0, BD)
+        places = (example * BEAMS + m)[:, None] * WIDTH + (head * D + e)[None, :]
+        nothing = tl.zeros((BQ, BD), out.dtype.element_ty)
+        tl.store(out + places, nothing, mask=(m < BEAMS)[:, None] & (e < D)[None, :])
 
 
 def attend_memory(

@@ -180,6 +180,7 @@ class Sampling(Search):
         )
 
     def pick(self, logits: Tensor) -> Tensor:
+        logits = logits.masked_fill(self.ended[:, None], 0.0)  # rows that have ended may hold anything
         return torch.multinomial(self.distribution(logits), 1, generator=self.generator)[:, 0]
 
     def distribution(self, logits: Tensor) -> Tensor:

@@ -39,17 +39,20 @@ def stream(
     if session is None:
         return
     states = steps(session, ask=True)
-    while True:
-        with evaluating(model):
-            if next(states, None) is None:
-                break
-        if not text:
-            latest = torch.full_like(search.sequences[:, 0], search.limits.pad)
-            latest[search.rows] = search.tokens
-            yield latest
-            continue
-        whole = tokenizer.decode(search.sequences[0, : search.chosen], skip_special_tokens=True)
-        if whole.startswith(shown) and not whole.endswith("\N{REPLACEMENT CHARACTER}"):
-            if len(whole) > len(shown):
-                yield whole[len(shown) :]
-            shown = whole
+    try:
+        while True:
+            with evaluating(model):
+                if next(states, None) is None:
+                    break
+            if not text:
+                latest = torch.full_like(search.sequences[:, 0], search.limits.pad)
+                latest[search.rows] = search.tokens
+                yield latest
+                continue
+            whole = tokenizer.decode(search.sequences[0, : search.chosen], skip_special_tokens=True)
+            if whole.startswith(shown) and not whole.endswith("\N{REPLACEMENT CHARACTER}"):
+                if len(whole) > len(shown):
+                    yield whole[len(shown) :]
+                shown = whole
+    finally:
+        session.rest()

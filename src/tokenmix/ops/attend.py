@@ -77,6 +77,7 @@ def attend(
             factor = kept(new_seed(v.device), v, slice(0, batch), slice(0, queries), dropout) if dropout else None
             out = rows(q, k, v, bias, key_bias, *(tile or (None, None)), mask, 0 if causal else -1, factor=factor)
         else:
+            q, k = (t if t is None else t.to(v.dtype) for t in (q, k))  # under autocast what is learned is wider
             out = chunked(q, k, v, bias, key_bias, tile, mask, causal, dropout)
     else:
         out = _fused(q, k, v, bias, key_bias, mask, causal, dropout)

@@ -48,6 +48,11 @@ def profiled(
 
 # --- bench: one GPU, minutes. `text:NAME` is tokenized once into shards with a vocabulary of `vocab_size`.
 
+# The Transformer of Tensor2Tensor, on which the Synthesizer paper builds its translation and language models.
+T2T: dict[str, Any] = {
+    "positions": "sinusoidal", "norm": "layer", "bias": True, "scale": True, "init": "xavier", "tie_embeddings": True,
+    "scale_output": False,
+}  # fmt: skip
 LOG = 100  # steps: a small model makes hundreds a second
 ADAM = {"name": "adamw", "weight_decay": 0.01, "clip": 1.0}
 
@@ -63,6 +68,7 @@ def bench_text(
     objective: str,
     vocab: int = 16_000,
     body: str | None = None,
+    feed_forward: str | None = None,
 ) -> Stage:
     """Pretraining on Wikipedia from prepared shards."""
     settings = {
@@ -80,7 +86,7 @@ def bench_text(
         "checkpoints": {"every": max(1, steps // 2), "keep_last": 1},
         "log_every": LOG,
     }
-    return Stage(name, settings, columns, body=body)
+    return Stage(name, settings, columns, body=body, feed_forward=feed_forward)
 
 
 def bench_finetune(

@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-table-10 --scale bench
 
-Time: about 12 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect: no
+Time: about 20 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect: no
 gain from depth at equal parameters, and a loss for the deepest.
 """
 
@@ -13,9 +13,9 @@ from tokenmix.recipes.verdicts import every, not_worse, worse
 
 _MODELS = {
     "12 + 12": ("bert-base-relative", 1, 1, (4.83, 768, 12, 110)),
-    "24 + 24": ("bert-24-thin", 2, 2 / 3, (5.08, 512, 8, 92)),
-    "48 + 48": ("bert-48-thin", 4, 1 / 2, (4.99, 384, 12, 98)),
-    "96 + 96": ("bert-96-thin", 8, 1 / 3, (5.30, 256, 8, 84)),
+    "24 + 24": ("bert-24-thin", 2, 3 / 4, (5.08, 512, 8, 92)),
+    "48 + 48": ("bert-48-thin", 4, 7 / 12, (4.99, 384, 12, 98)),
+    "96 + 96": ("bert-96-thin", 8, 5 / 12, (5.30, 256, 8, 84)),
 }
 
 RECIPE = Recipe(

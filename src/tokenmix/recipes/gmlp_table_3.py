@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-table-3 --scale bench
 
-Time: about 27 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 42 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 the split gate is the best version, gMLP comes close to the Transformer, a Transformer without content terms is much
 worse. The row without the Toeplitz constraint tests Appendix C's remark that it is neutral; `tokenmix inspect` draws
 its matrices (Figure 9).
@@ -11,7 +11,7 @@ its matrices (Figure 9).
 from tokenmix.recipes.common import TINY_NOTE, WIKIPEDIA, tiny_text
 from tokenmix.recipes.gmlp_mlm import BERT, MLM, PLAIN, RELATIVE, SIZES, TINY, bert, gmlp, paper_mlm, pretrain
 from tokenmix.recipes.recipe import Claim, Recipe, Row, Scale
-from tokenmix.recipes.verdicts import better, every, within, worse
+from tokenmix.recipes.verdicts import better, every, not_worse, within, worse
 
 _SPLIT = "Multiplicative, Split gMLP"
 
@@ -48,7 +48,7 @@ RECIPE = Recipe(
             "relative | mlp",
             {**RELATIVE, "positions": "none"},
         ),
-        Row("MLP-Mixer", _printed(5.34, 112), "mixer-24", "token_mlp(hidden=64) | mlp", PLAIN, {"layers": 1.5}),
+        Row("MLP-Mixer", _printed(5.34, 112), "mixer-24", "token_mlp(hidden=384) | mlp", PLAIN, {"layers": 1.5}),
         _gate("Linear gMLP", "linear", 5.14),
         _gate("Additive gMLP", "additive", 4.97),
         _gate("Multiplicative gMLP", "multiplicative", 4.53),
@@ -82,8 +82,8 @@ RECIPE = Recipe(
             "4.35 against 5.14, 4.97 and 4.53",
         ),
         Claim(
-            "gMLP is as good as a Transformer at masked LM (within 5% of its perplexity)",
-            within(_SPLIT, "BERT base + rel pos", "Perplexity", 5, percent=True),
+            "gMLP is as good as a Transformer at masked LM (its perplexity no more than 5% higher)",
+            not_worse(_SPLIT, "BERT base + rel pos", "Perplexity", 5, percent=True),
             "4.35 and 4.26",
         ),
         Claim(
@@ -95,6 +95,11 @@ RECIPE = Recipe(
             "relative positions beat absolute ones",
             better("BERT base + rel pos", "BERT base", "Perplexity"),
             "4.26 against 4.37",
+        ),
+        Claim(
+            "gMLP beats a Transformer without content terms",
+            better(_SPLIT, "BERT base + rel pos - attn", "Perplexity"),
+            "4.35 against 5.64",
         ),
         Claim("gMLP beats MLP-Mixer at masked LM", better(_SPLIT, "MLP-Mixer", "Perplexity"), "4.35 against 5.34"),
         Claim(

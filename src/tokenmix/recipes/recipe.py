@@ -59,6 +59,7 @@ class Stage:
     profile: bool = False  #: count and time instead of training
     original: bool = False  #: the paper's own models at every scale
     body: str | None = None  #: the scale's by default
+    feed_forward: str | None = None  #: in place of the last sublayer of every row, below `paper` scale
     presets: Mapping[str, str] = field(
         default_factory=dict
     )  #: by row, where this stage has other models at `paper` scale

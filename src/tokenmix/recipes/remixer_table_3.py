@@ -35,7 +35,7 @@ RECIPE = Recipe(
             "Mixer Base",
             _printed(59.2, 58.2, 45.9, 43.5, 43.6, 62.6, 51.1, 59.3),
             "mixer-base",
-            "token_mlp(hidden=128, window=32) | geglu",
+            "token_mlp(hidden=384, window=32) | geglu",
             {"positions": "none"},
         ),
         Row(
@@ -92,7 +92,6 @@ RECIPE = Recipe(
             seeds=3,
             sizes={"d_model": 256, "d_ff": 512, "heads": 4, "layers": 4, "max_length": 256},
             body="seq2seq",
-            match="params",
             note=f"{WIKIPEDIA}; SNLI (13% of its training set) in the column MNLI m; abductive NLI is a subset",
         ),
         "paper": Scale(

@@ -36,9 +36,14 @@ def contender_of(row: Row, scale: Scale, stage: Stage, name: str) -> Contender:
         preset = stage.presets.get(row.name, row.preset)
         return Contender(row.name, {"name": preset, "options": dict(row.changes)})
     encoder, semicolon, decoder = str(row.layer).partition(";")
+    if stage.feed_forward is not None:
+        encoder, decoder = (
+            " | ".join([*part.split("|")[:-1], stage.feed_forward]) if part else "" for part in (encoder, decoder)
+        )
     options: dict[str, Any] = {**scale.sizes, **row.options}
+    sizes = dict(options)
     for option, factor in row.multiples.items():
-        base = options.get(option, options.get("layers") if option == "decoder_layers" else None)
+        base = sizes.get(option, sizes.get("layers") if option == "decoder_layers" else None)
         if base is None:
             raise ValueError(f"{row.name}: the scale has no {option} to multiply")
         options[option] = max(1, round(base * factor))

@@ -2,14 +2,14 @@
 
     tokenmix reproduce synthesizer-table-2 --scale bench
 
-Time: about 84 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 85 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 on Multi30k R stays close to the Transformer and Fix falls behind; in language modeling D+V and V lead and Fix is far
 behind. The printed parameters of the language models follow from no reading of the text (see `tokenmix models`).
 """
 
-from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, WIKIPEDIA, bench_finetune, bench_text, tiny, tiny_text
+from tokenmix.recipes.common import T2T, TINY_NOTE, TINY_SIZES, WIKIPEDIA, bench_finetune, bench_text, tiny, tiny_text
 from tokenmix.recipes.recipe import Claim, Recipe, Row, Scale, Stage
-from tokenmix.recipes.verdicts import better, every, within, worse
+from tokenmix.recipes.verdicts import Check, better, every, not_worse, worse
 
 _NAMES = ("Params MT (M)", "EnDe", "EnFr", "Params LM (M)", "LM")
 _TERMS = {
@@ -29,12 +29,16 @@ def _mt(task: str, column: str) -> Stage:
     stage = bench_finetune(
         column.lower(), task, {column: "bleu", "Params MT (M)": "parameters/1e6"}, 6000, after=None, lr=1e-3, batch=128
     )
-    more = {
-        "model": {"options": {"dropout": 0.3, "label_smoothing": 0.1}},
-        "schedule": {"name": "inverse_sqrt", "warmup": 1000},
+    more = {  # 29,000 sentences ask for much dropout; a mask of R is drawn once for the whole batch, so not there
+        "model": {"options": {"dropout": 0.3, "attention_dropout": 0.1, "label_smoothing": 0.1}},
+        "schedule": {"name": "linear", "warmup": 0.1},
     }
     data = {**stage.settings["data"], "tokenizer": "bpe", "vocab_size": 8000}
     return Stage(stage.name, {**stage.settings, **more, "data": data}, stage.columns, beams=4)
+
+
+def _close(row: str, column: str) -> Check:
+    return not_worse(row, "Trans.", column, 0.5)
 
 
 def _paper_mt(task: str, column: str) -> Stage:
@@ -80,10 +84,11 @@ RECIPE = Recipe(
                     lr=1e-3,
                     objective="joined_causal_lm",
                     body="decoder",
+                    feed_forward="conv_relu",
                 ),
             ),
             seeds=3,
-            sizes={"d_model": 256, "d_ff": 1024, "heads": 8, "layers": 3, "max_length": 256},
+            sizes={**T2T, "d_model": 256, "d_ff": 1024, "heads": 8, "layers": 3},
             body="seq2seq",
             note=f"Multi30k (29,000 sentences) in place of WMT'14, beam 4, penalty 0.6; {WIKIPEDIA}",
         ),
@@ -102,8 +107,8 @@ RECIPE = Recipe(
         ),
     },
     claims=(
-        Claim("R within 0.5 BLEU of the Transformer (En-De)", within("R", "Trans.", "EnDe", 0.5), "27.27 and 27.67"),
-        Claim("R within 0.5 BLEU of the Transformer (En-Fr)", within("R", "Trans.", "EnFr", 0.5), "41.12 and 41.57"),
+        Claim("R no more than 0.5 BLEU behind the Transformer (En-De)", _close("R", "EnDe"), "27.27 and 27.67"),
+        Claim("R no more than 0.5 BLEU behind the Transformer (En-Fr)", _close("R", "EnFr"), "41.12 and 41.57"),
         Claim("R+V above the Transformer (En-De)", better("R+V", "Trans.", "EnDe"), "28.47 against 27.67"),
         Claim("R+V above the Transformer (En-Fr)", better("R+V", "Trans.", "EnFr"), "41.85 against 41.57"),
         Claim(
@@ -116,7 +121,7 @@ RECIPE = Recipe(
             worse("Fix", "R", "LM", 5, percent=True),
             "50.52 against 40.60",
         ),
-        Claim("R+D comparable to the Transformer (En-De)", within("R+D", "Trans.", "EnDe", 0.5), "27.68 and 27.67"),
+        Claim("R+D comparable to the Transformer (En-De)", _close("R+D", "EnDe"), "27.68 and 27.67"),
         Claim(
             "no Synthesizer without dot products reaches the Transformer's perplexity",
             every(*(worse(name, "Trans.", "LM") for name in ("R", "FR", "D", "FD", "R+D"))),

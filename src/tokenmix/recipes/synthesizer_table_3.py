@@ -9,6 +9,7 @@ summaries, so that differences are small and may stay undecided.
 
 from tokenmix.recipes.common import SCRATCH, TINY_NOTE, TINY_SIZES, bench_finetune, tiny
 from tokenmix.recipes.recipe import Claim, Recipe, Row, Scale, Stage
+from tokenmix.recipes.synthesizer_table_6 import TERMS
 from tokenmix.recipes.verdicts import better, every, worse
 
 _NAMES = ("Sum. RL", "Dialogue B4", "Dialogue RL", "Dialogue Met.", "Dialogue CIDr")
@@ -21,9 +22,9 @@ _DIALOGUE = {
 _MODELS = {
     "Trans.": ("t5-base", "dot", (35.77, 3.20, 13.38, 5.89, 18.94)),
     "R": ("synthesizer-r-base", "random", (33.10, 2.25, 15.00, 6.42, 19.57)),
-    "D": ("synthesizer-d-base", "dense", (33.70, 4.02, 15.22, 6.61, 20.54)),
-    "D+V": ("synthesizer-dv-base", "dense + dot", (36.02, 3.57, 14.22, 6.32, 18.87)),
-    "R+V": ("synthesizer-rv-base", "random + dot", (35.95, 2.28, 14.79, 6.39, 19.09)),
+    "D": ("synthesizer-d-base", TERMS["D"], (33.70, 4.02, 15.22, 6.61, 20.54)),
+    "D+V": ("synthesizer-dv-base", TERMS["D+V"], (36.02, 3.57, 14.22, 6.32, 18.87)),
+    "R+V": ("synthesizer-rv-base", TERMS["R+V"], (35.95, 2.28, 14.79, 6.39, 19.09)),
 }
 
 
@@ -37,7 +38,7 @@ RECIPE = Recipe(
     title="Abstractive summarization (CNN/Dailymail) and dialogue generation (PersonaChat)",
     columns=_NAMES,
     rows=tuple(
-        Row(name, dict(zip(_NAMES, printed)), preset, f'{term} | mlp(activation="relu")')
+        Row(name, dict(zip(_NAMES, printed)), preset, f'{term} | mlp(activation="relu")', {"tie_embeddings": True})
         for name, (preset, term, printed) in _MODELS.items()
     ),
     scales={

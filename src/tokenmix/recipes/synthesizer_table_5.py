@@ -10,6 +10,7 @@ number there.
 from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, WIKIPEDIA, bench_finetune, tiny, tiny_text
 from tokenmix.recipes.recipe import Claim, Recipe, Row, Scale, Stage
 from tokenmix.recipes.synthesizer_table_4 import PAPER_PRETRAIN, PRETRAIN, SIZES
+from tokenmix.recipes.synthesizer_table_6 import TERMS
 from tokenmix.recipes.verdicts import better, every, worse
 
 _NAMES = (
@@ -49,17 +50,17 @@ _MODELS = {
     ),
     "Syn (D)": (
         "synthesizer-d-base",
-        "dense",
+        TERMS["D"],
         (58.5, 69.5, 51.7, 71.4, 51.0, 66.0, 15.8, 54.1, 53.0, 67.5, 65.2, 58.7),
     ),
     "Syn (D+V)": (
         "synthesizer-dv-base",
-        "dense + dot",
+        TERMS["D+V"],
         (69.7, 79.3, 74.3, 85.7, 64.0, 73.8, 33.7, 69.9, 69.2, 78.7, 64.3, 68.3),
     ),
     "Syn (R+V)": (
         "synthesizer-rv-base",
-        "random + dot",
+        TERMS["R+V"],
         (72.2, 79.3, 82.7, 91.1, 64.0, 74.3, 34.9, 70.8, 69.9, 82.7, 64.6, 75.0),
     ),
 }
@@ -71,7 +72,7 @@ RECIPE = Recipe(
     columns=_NAMES,
     rows=(
         *(
-            Row(name, dict(zip(_NAMES, printed)), preset, f'{term} | mlp(activation="relu")')
+            Row(name, dict(zip(_NAMES, printed)), preset, f'{term} | mlp(activation="relu")', {"tie_embeddings": True})
             for name, (preset, term, printed) in _MODELS.items()
         ),
         Row("T5, cross-attention random", {}, None, 'dot | mlp(activation="relu")', {"cross": "random"}),

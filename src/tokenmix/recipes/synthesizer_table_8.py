@@ -6,7 +6,7 @@ Time: about 29 minutes on one H200, one run after another (an estimate); `--jobs
 all within half a BLEU point of each other, as in the paper.
 """
 
-from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, tiny
+from tokenmix.recipes.common import T2T, TINY_NOTE, TINY_SIZES, tiny
 from tokenmix.recipes.recipe import Claim, Recipe, Row, Scale
 from tokenmix.recipes.synthesizer_table_2 import _mt, _paper_mt
 from tokenmix.recipes.verdicts import better, every, within
@@ -44,7 +44,7 @@ RECIPE = Recipe(
         "bench": Scale(
             (_mt("multi30k_en_de", "BLEU"),),
             seeds=3,
-            sizes={"d_model": 256, "d_ff": 1024, "heads": 8, "layers": 3, "max_length": 256},
+            sizes={**T2T, "d_model": 256, "d_ff": 1024, "heads": 8, "layers": 3},
             body="seq2seq",
             note="Multi30k (29,000 sentences) in place of WMT'14",
         ),

@@ -56,7 +56,7 @@ RECIPE = Recipe(
         "bench": Scale(
             (_mt("multi30k_en_de", "EnDe"), _mt("multi30k_en_fr", "EnFr")),
             seeds=3,
-            sizes={"d_model": 256, "d_ff": 1024, "layers": 3, "max_length": 128},
+            sizes={"d_model": 256, "d_ff": 1024, "layers": 3, "tie_embeddings": True},
             body="seq2seq",
             note="Multi30k in place of WMT; one model per language pair",
         ),

@@ -98,6 +98,7 @@ class Batches(Dataset):
         *,
         buckets: int = 4,
         exact: bool = False,
+        most: int | None = None,
         causal: bool = False,
         rank: int = 0,
         world: int = 1,
@@ -107,7 +108,8 @@ class Batches(Dataset):
         self.examples, self.batch_size, self.seed, self.rank, self.world = examples, batch_size, seed, rank, world
         self.exact = exact  # pad to the batch's own longest example: less work, more shapes (nothing is compiled)
         self.causal = causal  # labels are the inputs themselves, and the first of a row is not predicted
-        self.shapes = bucket_shapes(examples.sizes(), buckets)
+        self.most = most  # the longest that the model takes: lengths are not rounded beyond it
+        self.shapes = list(dict.fromkeys(map(self._held, bucket_shapes(examples.sizes(), buckets))))
         self.pool = max(1, min(POOL, len(examples) // batch_size))  # no example twice in a pool
         self._plan = lru_cache(maxsize=4)(self._make_plan)
 
@@ -131,11 +133,14 @@ class Batches(Dataset):
         order = order[np.argsort(bits(key(self.seed, 1, pool), np.arange(self.pool)), kind="stable")]
         return indices[order], epochs[order], sizes[order]
 
+    def _held(self, shape: tuple[int, int]) -> tuple[int, int]:
+        return shape if self.most is None else (min(shape[0], self.most), min(shape[1], self.most))
+
     def shape(self, sizes: Ints) -> tuple[int, int]:
         """The smallest shape that holds examples of these sizes."""
         longest = sizes.max(0)
         if self.exact:
-            return round_up(longest[0]), round_up(longest[1])
+            return self._held((round_up(longest[0]), round_up(longest[1])))
         return next(s for s in [*self.shapes, tuple(longest)] if s[0] >= longest[0] and s[1] >= longest[1])
 
     def __getitem__(self, number: int) -> Batch:

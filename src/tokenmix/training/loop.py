@@ -181,10 +181,13 @@ class Trainer:
         start = time.perf_counter()
         self.model.train()
         share = self.batches.batch_size // self.world
-        sizes = self.batches.examples.sizes()
-        shortest = np.resize(np.argsort(sizes.sum(1), kind="stable"), share)
+        some = np.arange(min(len(self.batches.examples), 4096))
+        sizes = self.batches.examples.sizes(some)
+        shortest = np.resize(some[np.argsort(sizes.sum(1), kind="stable")][:share], share)
         for shape in self.batches.shapes:
-            tensors = self.batches.examples.batch(shortest, np.zeros(share, dtype=np.int64), shape)
+            fitting = some[(sizes <= np.array(shape)).all(1)]
+            rows = np.resize(fitting, share) if len(fitting) else shortest
+            tensors = self.batches.examples.batch(rows, np.zeros(share, dtype=np.int64), shape)
             batch = Batch(0, self._to_device(tensors), 0, share, shape)
             items = self._items(batch)
             with contextlib.nullcontext() if self.graphs is None else self.graphs.own_stream():

@@ -127,9 +127,10 @@ class Session:
         world, rank = accelerator.num_processes, accelerator.process_index
         # compiled or recorded, as GPUs do by default: few shapes
         bounded = accelerator.device.type == "cuda" or bool(config.device.compile or config.device.cuda_graphs)
+        body = parts.model.config.body
         batches = Batches(
             parts.examples, config.data.batch_size, config.seed, buckets=config.data.buckets,
-            exact=not bounded, causal=parts.model.config.body == "decoder",
+            exact=not bounded, most=None if body == "vision" else parts.model.config.max_length, causal=body == "decoder",
             rank=rank, world=world,
         )  # fmt: skip
         augment = None

@@ -35,7 +35,7 @@ def choose(name: str, key: Sequence[Any], configs: Sequence[Config], launch: Cal
     if len(configs) == 1 or INTERPRETING:
         return configs[0]
     known = _chosen.get((name, *key))
-    if known is not None:
+    if known is not None and known in configs:  # the same problem may come in tensors that some cannot read
         return known
     if os.environ.get("TOKENMIX_AUTOTUNE", "1") == "0" or torch.cuda.is_current_stream_capturing():
         return configs[0]
