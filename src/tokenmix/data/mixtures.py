@@ -162,7 +162,7 @@ class Mixture:
         examples: list[Any] = [None] * len(component)
         for number in np.unique(component):
             rows, source = np.flatnonzero(component == number), self.components[self.names[number]]
-            if hasattr(source, "batch") and not hasattr(source, "maker"):  # text; the batches of tasks are padded already
+            if hasattr(source, "batch") and not hasattr(source, "maker"):  # text; a task's batches are padded already
                 arrays = source.batch(index[rows], epoch[rows])
                 made = [{name: values[row] for name, values in arrays.items()} for row in range(len(rows))]
             else:

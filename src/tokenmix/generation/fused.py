@@ -170,6 +170,13 @@ class SelfAttention:
         return scaled_dot_product_attention(q, k, v, added, scale=self.scale).transpose(1, 2).reshape(rows, -1)
 
 
+def _in_front(memory: Tensor, real: Tensor) -> Tensor:
+    """Real tokens before all others, in their order; a mask may have holes. (No sorting: this is captured.)"""
+    behind = real.sum(1, keepdim=True) + (~real).cumsum(1)
+    place = torch.where(real, real.cumsum(1), behind) - 1
+    return torch.empty_like(memory).scatter_(1, place[..., None].expand_as(memory), memory)
+
+
 class CrossAttention:
     """The beams of an example ask its memory as so many queries; keys and values are made once."""
 
@@ -188,11 +195,8 @@ class CrossAttention:
         self.outward.load(step.rows)
         memory, slot = step.memory, step.cache.slot(self.name)
         assert memory is not None
-        if (
-            usable(memory) and step.memory_mask is not None
-        ):  # the kernel reads the first so many: real tokens to the front
-            order = (~step.memory_mask.bool()).long().argsort(dim=1, stable=True)
-            memory = memory.gather(1, order[..., None].expand_as(memory))
+        if usable(memory) and step.memory_mask is not None:
+            memory = _in_front(memory, step.memory_mask.bool())  # the kernel reads the first so many
         weight = torch.cat([m.weight for m in self.answer.maps])
         if "memory" not in slot.memory:
             slot.memory["memory"] = memory.new_zeros(*memory.shape[:2], weight.shape[0])
