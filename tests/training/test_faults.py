@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import pytest
@@ -145,12 +146,20 @@ def test_a_data_worker_that_dies_is_named(tmp_path: Path, seed: int, expected: s
     config = tiny(tmp_path / "run", data__workers=1, seed=seed).to_dict()
     process = start(train_with_a_failing_worker, config, str(report))
     process.join(120)
+    told = report.read_text() if report.exists() else "nothing was told"
+    assert re.search(expected, told, re.DOTALL), (process.exitcode, told)
     assert process.exitcode == 0
-    assert re.search(expected, report.read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize(
-    "error", [ConnectionResetError(104, "Connection reset by peer"), EOFError(), FileNotFoundError(2)]
+    "error",
+    [
+        ConnectionResetError(104, "Connection reset by peer"),
+        EOFError(),
+        FileNotFoundError(2),
+        UnpicklingError("pickle data was truncated"),
+        RuntimeError("received 0 items of ancdata"),
+    ],
 )
 def test_a_data_worker_that_dies_while_it_hands_over_a_batch_is_named(error: Exception) -> None:
     def batches() -> Iterator[int]:

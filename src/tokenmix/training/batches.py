@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -172,8 +173,9 @@ def naming_the_dead(batches: Iterator[Batch]) -> Iterator[Batch]:
     while True:
         try:
             batch = next(batches)
-        except (ConnectionError, EOFError, FileNotFoundError) as error:
-            if "DataLoader worker" in str(error):  # the worker's own trouble, told by itself
+        except (ConnectionError, EOFError, FileNotFoundError, UnpicklingError, RuntimeError) as error:
+            cut_off = not isinstance(error, RuntimeError) or "ancdata" in str(error)  # a file handle that never came
+            if not cut_off or "DataLoader worker" in str(error):  # told by torch, or by the worker itself
                 raise
             raise RuntimeError(
                 "a data worker was killed while it handed over a batch; the system's log says why (often, memory ran out)"
