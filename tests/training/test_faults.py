@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -132,6 +133,8 @@ def train_with_a_failing_worker(config: dict[str, Any], report: str) -> None:
     try:
         train(RunConfig.of(config))
     except Exception as error:
+        with contextlib.suppress(RuntimeError):  # torch's signal handler may tell it once more
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         Path(report).write_text(f"{type(error).__name__}: {error}")
 
 
