@@ -362,18 +362,19 @@ def test_what_ended_rows_left_behind_does_not_reach_the_next_batch(layer: str, m
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions as a GPU has them: static, and kept for the next batch of the same shape."""
-    original = engine.Session.__init__
-    monkeypatch.setattr(engine.Session, "__init__", lambda *a, static, **k: original(*a, static=True, **k))
-    opened = engine.open_session
+    session, opened = engine.Session, engine.open_session
 
-    def kept(model: Any, search: Any, *shape: Any) -> engine.Session:
-        tokens, search.tokens = search.tokens, SimpleNamespace(is_cuda=True, shape=search.tokens.shape)
-        monkeypatch.setattr(engine, "Session", lambda m, s, c, static: (setattr(s, "tokens", tokens), Made(m, s, c))[1])
+    def open_session(model: Any, search: Any, *shape: Any) -> engine.Session:
+        tokens, search.tokens = search.tokens, SimpleNamespace(is_cuda=True)
+
+        def made(model: Any, search: Any, capacity: int, *, static: bool) -> engine.Session:
+            search.tokens = tokens
+            return session(model, search, capacity, static=static)
+
+        monkeypatch.setattr(engine, "Session", made)
         return opened(model, search, *shape)
 
-    Made = lambda m, s, c: session(m, s, c, static=True)  # noqa: E731
-    session = engine.Session
-    monkeypatch.setattr(api, "open_session", kept)
+    monkeypatch.setattr(api, "open_session", open_session)
 
 
 def small(layer: str = "dot | geglu", body: str = "seq2seq", **options: Any) -> Any:

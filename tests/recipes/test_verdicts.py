@@ -51,6 +51,18 @@ def test_within_needs_the_whole_interval() -> None:
     assert not_worse("a", "b", "x", 0.5)(Numbers(close)).verdict == "holds"
 
 
+def test_thresholds_in_percent_are_shares_of_the_other() -> None:
+    """Perplexities around 50, three percent apart."""
+    values = {"a": {"x": [51.5, 51.6, 51.5]}, "b": {"x": [50.0, 50.1, 50.0]}}
+    numbers = Numbers(values, lower=("x",))
+    assert within("a", "b", "x", 5, percent=True)(numbers).verdict == "holds"
+    assert within("a", "b", "x", 2, percent=True)(numbers).verdict == "does not hold"
+    assert not_worse("a", "b", "x", 5, percent=True)(numbers).verdict == "holds"
+    assert worse("a", "b", "x", 2, percent=True)(numbers).verdict == "holds"
+    found = better("b", "a", "x", 10, percent=True)(numbers)
+    assert (found.verdict, found.reason.endswith("asked: above 10%")) == ("does not hold", True)
+
+
 def test_counted_quantities_have_no_noise() -> None:
     counted = {"a": {"Params (M)": [247.6]}, "b": {"Params (M)": [300.0]}}
     assert near("a", "Params (M)", 248)(Numbers(counted)).verdict == "holds"

@@ -100,9 +100,8 @@ def generate_texts(
     inputs = maker.inputs(texts)
     out = [""] * len(inputs)
     if precision == "bf16" and next(model.parameters()).dtype != torch.bfloat16:
-        model = copy.deepcopy(model).to(
-            torch.bfloat16
-        )  # a decoding step waits for the weights: narrow ones come sooner
+        # a decoding step waits for the weights: narrow ones come sooner
+        model = copy.deepcopy(model).to(torch.bfloat16)
     with evaluating(model) as device:
         for rows in by_length([len(ids) for ids in inputs], batch_size):
             longest = max(1, *(len(inputs[i]) for i in rows))

@@ -216,7 +216,8 @@ class Session:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):  # compiles kernels, allocates caches
-                self._try(token)
+                self._restart(token)
+                self._choice()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         self._restart(token)
@@ -227,14 +228,10 @@ class Session:
         return True
 
     def _restart(self, token: int) -> None:
+        """Steps are tried from the very start: behind the prompts there may be no room."""
         self.search.restart()
         self.search.tokens.fill_(token)
         self.decoder.state.cache.restart()
-
-    def _try(self, token: int) -> Tensor:
-        """A step from the very start: one from behind the prompts may find no room."""
-        self._restart(token)
-        return self._choice()
 
     def _choice(self) -> Tensor:
         logits = self._step()

@@ -248,10 +248,7 @@ class AsItIs:
         self.residual, self.name, self.cross = residual, name, cross
 
     def load(self, step: Step) -> None:
-        """Clear the past: our kernels leave out rows that have ended, and what those remember need not be a number.
-
-        A later batch gives it the weight 0, and 0 · NaN is NaN.
-        """
+        """Clear the past: this batch gives what is left of the last one the weight 0, and 0 · NaN is NaN."""
         if (slot := step.cache.slots.get(self.name)) is not None:
             for past in slot.tensors.values():
                 past.zero_()

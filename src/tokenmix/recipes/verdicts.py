@@ -47,11 +47,12 @@ class Numbers:
 Check = Callable[[Numbers], Verdict]
 
 
-# With ``percent``, a threshold is a share of the other row's value: perplexities of a small model are not the paper's.
-
-
 def better(row: str, other: str, column: str, by: float = 0.0, percent: bool = False) -> Check:
-    """``row`` is better than ``other`` by more than ``by``."""
+    """``row`` is better than ``other`` by more than ``by``.
+
+    With ``percent``, here and below, a threshold is a share of the other row's value, for numbers as far from the
+    paper's as a small model's perplexity.
+    """
 
     def check(numbers: Numbers) -> Verdict:
         if missing := _missing(numbers, (row, other), column):
