@@ -20,8 +20,8 @@ SCRATCH_COGS = {
     "budget": {"steps": 50_000},
     "optimizer": {"name": "adamw", "lr": 1e-4, "clip": 1.0},
     "schedule": {"name": "constant", "warmup": 0},
-    "validation": {"every": 0, "split": "validation"},
-    "checkpoints": {"every": 0, "keep_last": 1},
+    "validation": {"every": 10_000, "split": "gen", "examples": 1050},  # a curve to look at: nothing is chosen by it
+    "checkpoints": {"every": 10_000, "keep_last": 1},
     "log_every": LOG,
 }
 # One embedding for input and output: a word seen in one role alone can then be copied into another. Without it a
