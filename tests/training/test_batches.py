@@ -76,11 +76,13 @@ def test_shapes_are_few_and_hold_their_examples(examples: object) -> None:
 def test_a_few_very_long_examples_do_not_set_the_padding_of_all():
     sizes = np.full((1000, 2), 16)
     sizes[:20] = 64
-    assert bucket_shapes(sizes, 1) == [(16, 16), (64, 64)]
+    assert bucket_shapes(sizes, 2) == [(16, 16), (64, 64)]
     sizes[:21] = 64  # more than a fiftieth: no longer a few
-    assert bucket_shapes(sizes, 1) == [(64, 64)]
-    sizes[:], sizes[:20] = 64, 72  # few, and hardly longer
-    assert bucket_shapes(sizes, 1) == [(72, 72)]
+    sizes[500:] = 8
+    assert bucket_shapes(sizes, 2) == [(8, 8), (64, 64)]
+    sizes[:20] = 72  # few, and hardly longer
+    assert bucket_shapes(sizes, 2) == [(8, 8), (72, 72)]
+    assert bucket_shapes(sizes, 1) == [(72, 72)]  # one shape is one shape
 
 
 def test_micro_batches_are_the_batch(examples: object) -> None:

@@ -25,8 +25,8 @@ START = 0.75  # minutes of a run that are not steps: starting, compiling (once f
 EPOCH_EXAMPLES = {"imagenet": 1_281_167, "sst2": 67_349, "mnli": 392_702}
 # Typical lengths of input and target in a padded batch, in tokens, where the data and not a setting decides them.
 LENGTHS = {
-    "cogs": (16, 88),
-    "multi30k": (32, 32),
+    "cogs": (24, 160),
+    "multi30k": (56, 56),
     "snli": (48, 8),
     "conjnli": (64, 8),
     "anli": (64, 8),

@@ -17,7 +17,7 @@ from tokenmix.recipes.verdicts import better, every, not_worse, worse
 _EM = {"Gen. EM": "exact_match", "Params (M)": "parameters/1e6"}
 SCRATCH_COGS = {
     "data": {"task": "cogs", "batch_size": 128, "buckets": 1},  # sentences of all kinds in every batch
-    "budget": {"steps": 50_000},
+    "budget": {"steps": 20_000},
     "optimizer": {"name": "adamw", "lr": 1e-4, "clip": 1.0},
     "schedule": {"name": "constant", "warmup": 0},
     "validation": {"every": 10_000, "split": "gen", "examples": 1050},  # a curve to look at: nothing is chosen by it

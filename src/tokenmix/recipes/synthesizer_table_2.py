@@ -33,7 +33,7 @@ def _mt(task: str, column: str) -> Stage:
         "model": {"options": {"dropout": 0.3, "attention_dropout": 0.1, "label_smoothing": 0.1}},
         "schedule": {"name": "linear", "warmup": 0.1},
     }
-    data = {**stage.settings["data"], "tokenizer": "bpe", "vocab_size": 8000}
+    data = {**stage.settings["data"], "tokenizer": "bpe", "vocab_size": 8000, "buckets": 1}
     return Stage(stage.name, {**stage.settings, **more, "data": data}, stage.columns, beams=4)
 
 

@@ -48,7 +48,8 @@ def bucket_shapes(sizes: Ints, count: int) -> list[tuple[int, int]]:
     """Shapes (input length, target length), each covering the one before, the last covering all.
 
     Shape j of ``count`` covers the shortest j/count of the examples, by inputs and targets together. Where the longest
-    fiftieth would have all others padded by a third, it has a shape of its own.
+    fiftieth would have its neighbours padded by a third, it has a shape of its own. One shape is one shape: every
+    batch then is a random sample of all examples.
 
     >>> bucket_shapes(np.array([[5, 3], [9, 20], [30, 20], [60, 60]]), count=2)
     [(16, 24), (64, 64)]
@@ -61,7 +62,7 @@ def bucket_shapes(sizes: Ints, count: int) -> list[tuple[int, int]]:
         return round_up(max(1, inputs)), round_up(targets) if targets else 0
 
     shares = [(j + 1) / count for j in range(count)]
-    if sum(covering(1)) >= 4 / 3 * sum(covering(1 - TAIL)):
+    if count > 1 and sum(covering(1)) >= 4 / 3 * sum(covering(1 - TAIL)):
         shares = sorted({*shares, 1 - TAIL})
     return list(dict.fromkeys(covering(share) for share in shares))
 

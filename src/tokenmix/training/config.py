@@ -55,7 +55,7 @@ class DataConfig:
     max_input: int | None = None  #: tokens; longer inputs are cut. By default what the model takes
     max_target: int | None = None
     limit: int | None = None  #: train on the first so many examples
-    buckets: int = 4  #: number of padded shapes (one more for a few very long examples); each compiles once
+    buckets: int = 4  #: number of padded shapes, each compiles once; 1: all kinds of lengths in every batch
     workers: int | None = None  #: processes that make batches; by default 0 on a CPU, 2 on a GPU
     augment: bool = False  #: images: AutoAugment, mixup, cutmix and label smoothing as gMLP's Table 7
 
