@@ -175,6 +175,17 @@ def test_rows_can_be_run_alone(tmp_path: Path) -> None:
         reproduce(recipe, "tiny", out=tmp_path, only=["Remixr Base"], **quiet)
 
 
+def test_settings_change_the_sizes_of_the_models() -> None:
+    recipe = get_recipe("gmlp-table-3")
+    (stage,) = recipe.scale("bench").stages
+    settings = {"model": {"options": {"d_model": 192, "layers": 2}}}
+    models = {e.name: config_of(e, "encoder") for e in contenders_of(recipe, "bench", stage, (), settings)}
+    bert, gmlp = models["BERT base + rel pos"], models["Multiplicative, Split gMLP"]
+    assert (bert.d_model, bert.layers) == (192, 2)
+    assert (gmlp.d_model, gmlp.layers, gmlp.heads) == (128, 6, 1)  # two thirds and three times; the row's own heads
+    assert 0 < gpu_minutes(recipe, "bench", settings=settings) < gpu_minutes(recipe, "bench")
+
+
 def test_stages_can_be_run_alone(tmp_path: Path) -> None:
     recipe = get_recipe("synthesizer-table-6")
     quiet: dict[str, Any] = {"report": False, "live": Live(Console(file=io.StringIO()))}

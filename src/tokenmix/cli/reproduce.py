@@ -151,7 +151,7 @@ def _plan(
     minutes = gpu_minutes(recipe, scale, only, parts, changed) * count / chosen.seeds
     stages: list[dict[str, Any]] = []
     for stage in stages_of(recipe, scale, parts):
-        entries = contenders_of(recipe, scale, stage, only)
+        entries = contenders_of(recipe, scale, stage, only, changed)
         models = {entry.name: entry.model.get("name") or entry.model["layer"] for entry in entries}
         settings = dict(stage.settings) if stage.profile else merge(stage.settings, changed)
         stages.append({"stage": stage.name, "after": stage.after, "settings": settings, "models": models})

@@ -60,16 +60,16 @@ def gpu_minutes(
 
 @functools.cache
 def _gpu_minutes(name: str, scale: str, only: tuple[str, ...], parts: tuple[str, ...], settings: str) -> float:
-    recipe = get_recipe(name)
+    recipe, changed = get_recipe(name), json.loads(settings)
     chosen = recipe.scale(scale)
     total = 0.0
     for stage in stages_of(recipe, scale, parts):
-        for entry in contenders_of(recipe, scale, stage, only):
+        for entry in contenders_of(recipe, scale, stage, only, changed):
             config = config_of(entry, stage.body or chosen.body)
             if stage.profile:
                 total += 0.5 if stage.settings["steps"] else 0.0  # counting needs no GPU
                 continue
-            total += chosen.seeds * (START + _minutes(merge(stage.settings, json.loads(settings)), config))
+            total += chosen.seeds * (START + _minutes(merge(stage.settings, changed), config))
     return total
 
 

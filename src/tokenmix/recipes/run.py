@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,24 @@ def contender_of(row: Row, scale: Scale, stage: Stage, name: str) -> Contender:
     return Contender(row.name, {"layer": encoder.strip(), "options": options, **({"body": body} if body else {})})
 
 
-def contenders_of(recipe: Recipe, scale: str, stage: Stage, only: Sequence[str] = ()) -> list[Contender]:
-    """The models of a stage, the baseline first; with ``only``, those rows and the baseline."""
+def contenders_of(
+    recipe: Recipe,
+    scale: str,
+    stage: Stage,
+    only: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> list[Contender]:
+    """The models of a stage, the baseline first; with ``only``, those rows and the baseline.
+
+    `model.options` of ``settings`` stand in place of the scale's sizes; what is a row's own stays.
+    """
+    chosen, given = recipe.scale(scale), ((settings or {}).get("model") or {}).get("options") or {}
+    chosen = replace(chosen, sizes={option: given.get(option, size) for option, size in chosen.sizes.items()})
     wanted = {recipe.row(name).name for name in (*only, recipe.baseline)} if only else None
     rows = [row for row in recipe.rows if row.runs("paper" if stage.original else scale)]
     rows = [row for row in rows if wanted is None or row.name in wanted]
     rows.sort(key=lambda row: row.name != recipe.baseline)
-    return [contender_of(row, recipe.scale(scale), stage, scale) for row in rows]
+    return [contender_of(row, chosen, stage, scale) for row in rows]
 
 
 def stages_of(recipe: Recipe, scale: str, parts: Sequence[str] = ()) -> list[Stage]:
@@ -117,7 +129,7 @@ def reproduce(
     stages: dict[str, Any] = {}
     weights: dict[str, dict[tuple[str, int], str]] = {}
     for stage in stages_of(recipe, scale, parts):
-        entries = contenders_of(recipe, scale, stage, only)
+        entries = contenders_of(recipe, scale, stage, only, settings)
         place = folder / recipe.name / scale / stage.name
         if stage.profile:
             found = _profile(entries, stage, chosen)

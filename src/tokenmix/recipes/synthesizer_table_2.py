@@ -2,7 +2,7 @@
 
     tokenmix reproduce synthesizer-table-2 --scale bench
 
-Time: about 85 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 89 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 on Multi30k R stays close to the Transformer and Fix falls behind; in language modeling D+V and V lead and Fix is far
 behind. The printed parameters of the language models follow from no reading of the text (see `tokenmix models`).
 """
