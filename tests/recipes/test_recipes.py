@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from transformers.initialization import no_init_weights
 
+import tokenmix.compare.profile
 from tokenmix.compare.live import Live
 from tokenmix.compare.profile import example_batch
 from tokenmix.data.mixtures import MIXTURES
@@ -198,6 +199,27 @@ def test_stages_can_be_run_alone(tmp_path: Path) -> None:
         reproduce(recipe, "tiny", out=tmp_path, parts=["profil"], **quiet)
     with pytest.raises(ValueError, match="sst2 goes on from mlm: name both"):
         reproduce(get_recipe("gmlp-table-4"), "bench", out=tmp_path, parts=["sst2"], **quiet)
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = get_recipe("remixer-table-1")
+    quiet: dict[str, Any] = {"report": False, "live": Live(Console(file=io.StringIO())), "out": tmp_path}
+    first = reproduce(recipe, "tiny", **quiet)
+    measured: list[str] = []
+    again = tokenmix.compare.profile.profile
+
+    def watched(config: Any, **settings: Any) -> dict[str, Any]:
+        measured.append(config.layer)
+        return again(config, **settings)
+
+    monkeypatch.setattr(tokenmix.compare.profile, "profile", watched)
+    assert reproduce(recipe, "tiny", **quiet)["rows"] == first["rows"]
+    assert measured == []
+    file = tmp_path / "remixer-table-1" / "tiny" / "profile" / "remixer-base.json"
+    file.write_text(file.read_text().replace('"d_model": 16', '"d_model": 24'))  # of another model
+    reproduce(recipe, "tiny", **quiet)
+    assert len(measured) == 1
+    assert "remix" in measured[0]
 
 
 def test_a_part_completes_what_was_run_before(tmp_path: Path) -> None:

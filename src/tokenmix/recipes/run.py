@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenmix.compare.comparison import compare, hardware, versions
 from tokenmix.compare.live import Live
-from tokenmix.compare.plan import Contender, Judging
+from tokenmix.compare.plan import Contender, Judging, slug
 from tokenmix.compare.statistics import deviation, mean
 from tokenmix.models import TokenmixConfig, preset_config
 from tokenmix.naming import unknown
@@ -132,7 +132,7 @@ def reproduce(
         entries = contenders_of(recipe, scale, stage, only, settings)
         place = folder / recipe.name / scale / stage.name
         if stage.profile:
-            found = _profile(entries, stage, chosen)
+            found = _profile(entries, stage, chosen, place)
             stages[stage.name] = found
             _fill(values, stage, recipe, {name: _profiled(row) for name, row in found["models"].items()})
             continue
@@ -212,7 +212,8 @@ def _files(source: Any, data: str | None) -> list[Path]:
     return [found]
 
 
-def _profile(entries: Sequence[Contender], stage: Stage, scale: Scale) -> dict[str, Any]:
+def _profile(entries: Sequence[Contender], stage: Stage, scale: Scale, place: Path) -> dict[str, Any]:
+    """Every model counted and timed; what an earlier call measured on the same machine is kept."""
     from tokenmix.compare.profile import profile
     from tokenmix.devices import chosen_device
 
@@ -220,12 +221,19 @@ def _profile(entries: Sequence[Contender], stage: Stage, scale: Scale) -> dict[s
     if stage.original and chosen_device("auto").type == "cpu":
         logger.info("no GPU here: models of the papers' own sizes are counted, not timed")
         settings["steps"] = 0
-    return {
-        "profile": settings,
-        "models": {
-            entry.name: profile(_fitting(config_of(entry, scale.body), settings), **settings) for entry in entries
-        },
-    }
+    place.mkdir(parents=True, exist_ok=True)
+    models = {}
+    for entry in entries:
+        config = _fitting(config_of(entry, scale.body), settings)
+        asked = {"model": config.to_dict(), "settings": settings, "hardware": hardware(), "versions": versions()}
+        asked = json.loads(json.dumps(asked, default=str))
+        file = place / f"{slug(entry.name)}.json"
+        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if known.get("asked") != asked:
+            known = {"asked": asked, "found": profile(config, **settings)}
+            file.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        models[entry.name] = known["found"]
+    return {"profile": settings, "models": models}
 
 
 def _fitting(config: TokenmixConfig, settings: Mapping[str, Any]) -> TokenmixConfig:
