@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
+from tokenmix.mixers import parse
+from tokenmix.mixers.rows import Rows
 from tokenmix.models import TokenmixConfig, create_model
 from tokenmix.models.losses import classification_loss
 
@@ -260,27 +262,65 @@ def test_one_lookup_for_both_texts_is_two_lookups() -> None:
         model(input_ids=ids, decoder_input_ids=targets + 600)
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        "dot | mlp", "random + dot | geglu", "fourier | mlp", "gmlp", 'gmlp(gate="additive", toeplitz=True)',
-        "gmlp(attention=8) | mlp", "dot | remix", 'dot | remix(alpha="gate", heads=2, compose="gated")',
-        "dot | remix(literal=True, toeplitz=True)",
-    ],
-)  # fmt: skip
+# terms and mixers of every kind: those that take the real tokens alone, and those that want them padded
+LAYERS = [
+    "dot | mlp", "random + dot | geglu", "factorized_random | mlp", 'dense(f="glu") + dot | geglu', 'dense(f="conv") | mlp',
+    'mix(dense(query="dot"), dot, alpha="sigmoid") | mlp', "factorized_dense + relative | conv_relu", "lightconv | mlp",
+    "dynamicconv | mlp", "token_mlp(hidden=6, window=3) | mlp", "gmlp", 'gmlp(gate="additive", toeplitz=True)',
+    "gmlp(attention=8) | mlp", "dot | remix", 'dot | remix(alpha="gate", heads=2, compose="gated")',
+    "dot | remix(literal=True, toeplitz=True)",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
+@pytest.mark.parametrize("layer", [*LAYERS, "fourier | mlp", "linformer(k=4) | mlp"])
 def test_training_computes_nothing_for_padding_and_learns_the_same(layer: str, norm_position: str) -> None:
     model, given = padded_batch(layer, norm_position=norm_position)
+    compare_without_padding(model, given, alone={16}, padded={24})
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_decoder_computes_nothing_behind_the_last_label(layer: str) -> None:
+    model, given = padded_batch(layer, body="seq2seq", positions="relative")
+    labels = torch.randint(3, 50, (3, 6)).masked_fill(torch.arange(6) >= torch.tensor([[2], [6], [4]]), -100)
+    labels[1, :3] = -100  # not predicted, and yet read by what is
+    compare_without_padding(model, given | {"labels": labels}, alone={16, 12}, padded={24, 18})
+    mask = torch.ones(3, 6)
+    mask[0, 2:] = 0  # a mask of one's own: all is computed
+    seen = tokens_of(model)
+    right = model(**given | {"labels": labels, "decoder_attention_mask": mask}).loss
+    seen.clear()
+    out = model(**given | {"labels": labels, "decoder_attention_mask": mask}, return_logits=False)
+    torch.testing.assert_close(out.loss, right)
+    assert 18 in seen
+    assert 12 not in seen
+
+
+def compare_without_padding(model: Any, given: dict[str, Any], alone: set[int], padded: set[int]) -> None:
+    """Loss and gradients are those of the padded batch, which a call that returns logits computes."""
     seen = tokens_of(model)
     results = []
-    for tokens, options in ((16, {"return_logits": False}), (24, {})):
+    for tokens, options in ((alone, {"return_logits": False}), (padded, {})):
         model.zero_grad()
         out = model(**given, **options)
         out.loss.backward()
         results.append((out.loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
-        assert seen == [tokens] * 2  # one in each of two layers
+        assert set(seen) == tokens
         seen.clear()
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
+def test_whole_examples_are_dropped_without_padding_too() -> None:
+    sublayer = parse("dot | geglu").build(d_model=8, d_ff=16, heads=2, max_length=8, drop_path=0.5)[1].train()
+    real = torch.arange(8) < torch.tensor([[8], [3], [5], [1]])
+    rows = Rows(real)
+    x = torch.randn(4, 8, 8)
+    torch.manual_seed(1)
+    right = sublayer(x)
+    torch.manual_seed(1)
+    alone = sublayer(rows.gather(x), rows=rows)
+    torch.testing.assert_close(alone, rows.gather(right))
+    assert torch.equal(right[1], x[1]) != torch.equal(right[0], x[0])  # some were dropped, others not
 
 
 @pytest.mark.parametrize("layer", ['gmlp(padding="include") | mlp', 'fourier(padding="include") | mlp'])
@@ -322,13 +362,14 @@ def tokens_of(model: Any) -> list[int]:
 
 
 def padded_batch(layer: str, **options: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    body = options.pop("body", "encoder")
     config = TokenmixConfig(
-        body="encoder", layer=layer, d_model=16, d_ff=32, heads=2, layers=2, vocab_size=50, dropout=0.0, **options
+        body=body, layer=layer, d_model=16, d_ff=32, heads=2, layers=2, vocab_size=50, dropout=0.0, **options
     )
     ids = torch.randint(3, 50, (3, 8))
     mask = torch.arange(8) < torch.tensor([[8], [3], [5]])
     given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~mask, -100)}
-    model = create_model(config, head="masked_lm").train()
+    model = create_model(config, head="masked_lm" if body == "encoder" else None).train()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)  # a gate that starts shut would hide what goes through it
     return model, given

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tokenmix.mixers.base import Mixer, Slot, init_linear, linear, take_rows
 from tokenmix.mixers.expression import Term
 from tokenmix.mixers.relative import RelativeBias
+from tokenmix.mixers.rows import Rows
 from tokenmix.mixers.site import Site
 from tokenmix.ops import attend, persist
 from tokenmix.ops.reference import attention_weights
@@ -58,13 +59,22 @@ class Asked:
     owner: str = ""  #: whose turn it is, so that two terms of a kind remember apart
     dot: Any = None  #: the (first) dot term of the sum
     query: Tensor | None = None  #: its query [batch, heads, queries, head_dim], which dense(query="dot") reads too
+    rows: Rows | None = None  #: places of the tokens that ask, where x holds the real ones alone, [tokens, d_model]
 
     @property
     def step(self) -> Slot | None:
         """The slot, if x continues a sequence that is remembered there."""
         return None if self.slot is None or self.slot.fresh else self.slot
 
-    def rows(self, table: Tensor) -> Tensor:
+    def asking(self, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """Something made of each token that asks, [batch, queries, …]"""
+        return make(self.x) if self.rows is None else self.rows.spread(make(self.x))
+
+    def known(self, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """Something made of each token that is asked, [batch, keys, …]"""
+        return make(self.memory) if self.cross else self.asking(make)
+
+    def at(self, table: Tensor) -> Tensor:
         """Rows of a table [heads, positions, …] for the tokens that ask; [batch, heads, new, …] in a decoding step."""
         if self.slot is None or (self.slot.fresh and self.slot.positions.shape[1] == self.queries):
             return table[:, : self.queries]
@@ -96,6 +106,8 @@ class TermModule(Mixer):
 
 class Attention(Mixer):
     """One attention sublayer over one or several terms; `cross=True` asks a memory instead of the tokens themselves."""
+
+    by_rows = True
 
     def __init__(self, terms: tuple[Term, ...], alpha: str | None, site: Site, *, cross: bool = False) -> None:
         super().__init__()
@@ -148,16 +160,26 @@ class Attention(Mixer):
         slot: Slot | None = None,
         record: dict[str, Tensor] | None = None,
         memory: Tensor | None = None,
+        rows: Rows | None = None,
     ) -> Tensor:
         """Self-attention over x; with `memory` (and the memory's `mask`), cross-attention.
 
         Several rows of x for each row of memory, one after the other, are beams: they ask as so many queries of one row.
         """
         shape = x.shape
-        if memory is not None and shape[0] > memory.shape[0] > 0:
+        if memory is not None and rows is None and shape[0] > memory.shape[0] > 0:
             x = x.view(memory.shape[0], -1, shape[-1])
-        asked = Asked(x, x if memory is None else memory, x.shape[1], 0, slot, self.cross, None if self.cross else mask)
-        value = asked.remember("value", lambda: self.value(asked.memory))  # G(X)
+        asked = Asked(
+            x,
+            x if memory is None else memory,
+            x.shape[1] if rows is None else rows.shape[1],
+            0,
+            slot,
+            self.cross,
+            None if self.cross else mask,
+            rows=rows,
+        )
+        value = asked.remember("value", lambda: asked.known(self.value))  # G(X)
         asked.keys = value.shape[1]
         step = None if self.cross else asked.step
         if step is not None:
@@ -170,7 +192,7 @@ class Attention(Mixer):
         if self.persistent and asked.step is None:  # one matrix serves the whole batch
             assert logits.bias is not None
             mixed = persist(logits.bias, value, softmax=True, mask=mask, causal=causal, dropout=dropout)
-            return self.out(mixed).view(shape)
+            return self.out(mixed if rows is None else rows.gather(mixed)).view(shape)
         mixed = attend(
             logits.q,
             logits.k,
@@ -182,13 +204,14 @@ class Attention(Mixer):
             causal=causal,
             dropout=dropout,
         )
-        return self.out(mixed.transpose(1, 2).flatten(-2)).view(shape)
+        mixed = mixed.transpose(1, 2).flatten(-2)
+        return self.out(mixed if rows is None else rows.gather(mixed)).view(shape)
 
     def _logits(self, asked: Asked, bias: Tensor | None) -> Logits:
         """The weighted sum of all terms, as one share."""
         if self.dot is not None:
             asked.dot = self.terms[self.dot]
-            asked.query = asked.dot.queries(asked.x)
+            asked.query = asked.dot.queries(asked)
         shares: list[Logits] = []
         for i, (term, alpha) in enumerate(zip(self.terms, self.weights(), strict=True)):
             asked.owner = f"{i}."

@@ -43,12 +43,12 @@ class FeatureMap(Mixer):
             nn.init.normal_(self.kernel, std=self.kernel.shape[1] ** -0.5)
 
     def forward(self, asked: Asked) -> Tensor:  # type: ignore[override]
-        first = self.first(asked.x)
+        first = asked.asking(self.first)
         match self.f:
             case "relu" | "bottleneck":
                 return self._heads(torch.relu(first))  # relu(X W₁ + b₁)
             case "glu":
-                return self._heads(first * torch.sigmoid(self.gate(asked.x)))  # XA ⊙ σ(XB)
+                return self._heads(first * torch.sigmoid(asked.asking(self.gate)))  # XA ⊙ σ(XB)
             case "conv":
                 return self._windows(first, self.widths[1], asked, "conv")
             case _:  # convolution, relu, convolution; the second one is left to the keys

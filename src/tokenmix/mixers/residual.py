@@ -34,20 +34,24 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(site.dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, rows: Rows | None = None, **context: Any) -> Tensor:
-        """With `rows`, a mixer that can do so gets the real tokens alone."""
-        if rows is not None and self.mixer.by_rows and not self.drop_path:
-            some = rows.gather(x)
-            y = self.mixer(some if self.post_norm else self.norm(some), mask, rows=rows, **context)
-            x = rows.add(x, self.dropout(y))
+        """With `rows`, x holds the real tokens alone, [tokens, d_model]; a mixer that cannot take them so gets them padded."""
+        y = x if self.post_norm else self.norm(x)
+        if rows is None:
+            y = self.mixer(y, mask, **context)
+        elif self.mixer.by_rows:
+            y = self.mixer(y, mask, rows=rows, **context)
         else:
-            x = x + self._drop_path(self.dropout(self.mixer(x if self.post_norm else self.norm(x), mask, **context)))
+            y = rows.gather(self.mixer(rows.spread(y), mask, **context))
+        x = x + self._drop_path(self.dropout(y), rows)
         return self.norm(x) if self.post_norm else x
 
-    def _drop_path(self, y: Tensor) -> Tensor:
+    def _drop_path(self, y: Tensor, rows: Rows | None) -> Tensor:
         if not self.drop_path or not self.training:
             return y
         keep = 1 - self.drop_path
-        return y * torch.bernoulli(torch.full((y.shape[0], 1, 1), keep, device=y.device, dtype=y.dtype)) / keep
+        count = y.shape[0] if rows is None else rows.shape[0]
+        kept = torch.bernoulli(torch.full((count,), keep, device=y.device, dtype=y.dtype)) / keep
+        return y * (kept[:, None, None] if rows is None else kept[rows.examples, None])
 
 
 class ResidualLayer(nn.ModuleList):
@@ -75,12 +79,13 @@ class ResidualLayer(nn.ModuleList):
         slots: Sequence[Slot] | None = None,
         records: Sequence[dict[str, Tensor]] | None = None,
     ) -> Tensor:
-        """Arguments as of a mixer; `slots` and `records` hold one per sublayer; `rows` as `real_rows` gives them."""
+        """Arguments as of a mixer; `slots` and `records` hold one per sublayer. With `rows`, as `real_rows` gives
+        them, x and the output hold the real tokens alone."""
         for j, sublayer in enumerate(self):
             slot = None if slots is None else slots[j]
             record = None if records is None else records[j]
             if j == self.cross_at:
-                x = sublayer(x, memory_mask, memory=memory, slot=slot, record=record)
+                x = sublayer(x, memory_mask, memory=memory, rows=rows, slot=slot, record=record)
             else:
                 x = sublayer(x, mask, bias=bias, rows=rows, slot=slot, record=record)
         return x

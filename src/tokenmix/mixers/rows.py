@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,31 +16,62 @@ class Rows:
     tensor([0., 1., 3.])
     """
 
-    def __init__(self, mask: Tensor) -> None:
-        self.shape = mask.shape
-        self.index = mask.flatten().nonzero().squeeze(1)
+    def __init__(self, real: Tensor) -> None:
+        self.shape = real.shape
+        self.index = real.flatten().nonzero().squeeze(1)
 
     def __len__(self) -> int:
         return len(self.index)
 
+    @property
+    def examples(self) -> Tensor:
+        """[tokens], the row of the batch that a token belongs to"""
+        return self.index // self.shape[1]
+
     def gather(self, x: Tensor) -> Tensor:
         """[batch, length, …] → [tokens, …]"""
-        return x.flatten(0, 1).index_select(0, self.index)
+        return _Gather.apply(x.flatten(0, 1), self.index)
 
     def spread(self, x: Tensor) -> Tensor:
         """[tokens, …] → [batch, length, …], zero at padding"""
-        padded = x.new_zeros(self.shape.numel(), *x.shape[1:]).index_copy(0, self.index, x)
-        return padded.unflatten(0, self.shape)
-
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x [batch, length, …] + y [tokens, …]"""
-        return x.flatten(0, 1).index_add(0, self.index, y.to(x.dtype)).view_as(x)
+        return _Spread.apply(x, self.index, self.shape.numel()).unflatten(0, self.shape)
 
 
-def real_rows(mask: Tensor | None) -> Rows | None:
+class _Gather(torch.autograd.Function):
+    """No token stands in two places: the gradient is put where its token was, without adding up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.count = x.shape[0]
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return _put(g, index, ctx.count), None
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, count: int) -> Tensor:
+        ctx.save_for_backward(index)
+        return _put(x, index, count)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (index,) = ctx.saved_tensors
+        return g.index_select(0, index), None, None
+
+
+def _put(x: Tensor, index: Tensor, count: int) -> Tensor:
+    return x.new_zeros(count, *x.shape[1:]).index_copy_(0, index, x)
+
+
+def real_rows(real: Tensor | None) -> Rows | None:
     """The real tokens; None where there is hardly any padding, and where leaving it out costs more than it saves: a CPU
     takes any number of rows, but compiled graphs and GPUs want fixed shapes."""
-    if mask is None or mask.device.type != "cpu" or torch.compiler.is_compiling() or type(mask) is not Tensor:
+    if real is None or real.device.type != "cpu" or torch.compiler.is_compiling() or type(real) is not Tensor:
         return None
-    rows = Rows(mask)
-    return rows if 0 < len(rows) <= 0.95 * mask.numel() else None
+    rows = Rows(real)
+    return rows if 0 < len(rows) <= 0.95 * real.numel() else None

@@ -57,14 +57,14 @@ class _Dot(TermModule):
         init_linear(self.query, self.site, std=d**-0.5 if self.site.scale else (d * dk) ** -0.5)
         init_linear(self.key, self.site)
 
-    def queries(self, x: Tensor) -> Tensor:
-        return self._heads(self.query(x))
+    def queries(self, asked: Asked) -> Tensor:
+        return self._heads(asked.asking(self.query))
 
     def logits(self, asked: Asked) -> Logits:
-        q = asked.query if asked.dot is self else self.queries(asked.x)
+        q = asked.query if asked.dot is self else self.queries(asked)
         if self.site.scale:
             q = q * self.site.head_dim**-0.5
-        return Logits(q=q, k=self._heads(asked.remember("key", lambda: self.key(asked.memory))))
+        return Logits(q=q, k=self._heads(asked.remember("key", lambda: asked.known(self.key))))
 
     def _heads(self, t: Tensor) -> Tensor:
         return t.unflatten(-1, (self.site.heads, self.site.head_dim)).transpose(1, 2)
@@ -100,7 +100,7 @@ class _Random(TermModule):
             glorot_(self.matrix)
 
     def logits(self, asked: Asked) -> Logits:
-        return Logits(bias=asked.rows(self.matrix)[..., : asked.keys])
+        return Logits(bias=asked.at(self.matrix)[..., : asked.keys])
 
 
 @register("factorized_random")
@@ -130,7 +130,7 @@ class _FactorizedRandom(TermModule):
             nn.init.uniform_(r, -limit, limit)
 
     def logits(self, asked: Asked) -> Logits:
-        r1, r2 = asked.rows(self.r1), self.r2[None, :, : asked.keys]
+        r1, r2 = asked.at(self.r1), self.r2[None, :, : asked.keys]
         return Logits(q=r1[None] if r1.dim() == 3 else r1, k=r2)
 
 
@@ -233,7 +233,8 @@ class _FactorizedDense(TermModule):
             nn.init.zeros_(self.second_bias)
 
     def logits(self, asked: Asked) -> Logits:
-        hidden = torch.relu(self.first(asked.x)).unflatten(-1, (self.site.heads, self.site.head_dim)).transpose(1, 2)
+        hidden = asked.asking(lambda x: torch.relu(self.first(x)))
+        hidden = hidden.unflatten(-1, (self.site.heads, self.site.head_dim)).transpose(1, 2)
         both = hidden @ self.second  # [batch, heads, queries, a + b]
         if self.second_bias is not None:
             both = both + self.second_bias

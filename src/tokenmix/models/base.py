@@ -236,6 +236,7 @@ class TokenmixModel(TokenmixPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_mixing: bool = False,
         skip_padding: bool = False,
+        decoder_read: Tensor | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -245,7 +246,8 @@ class TokenmixModel(TokenmixPreTrainedModel):
         (a number per document, 0 for padding). `past_key_values` is a :class:`MixingCache`. `return_mixing=True` adds
         `mixing`, a list of :class:`MixingRecord`, one per sublayer; its matrices count from the first real token of a
         row, and every packed document is a row of its own. `skip_padding`: nobody reads the states at padding (of the
-        encoder, in a seq2seq model), which need not be computed where that saves time, in training on a CPU.
+        encoder, in a seq2seq model), which need not be computed where that saves time, in training on a CPU;
+        `decoder_read` [batch, length] says the same of a seq2seq model's decoder: no state is read after a row's last.
         """
         records: list[MixingRecord] | None = [] if return_mixing else None
         if output_hidden_states is None:
@@ -326,6 +328,8 @@ class TokenmixModel(TokenmixPreTrainedModel):
                 cache=cache,
                 records=records,
                 hidden_states=hidden,
+                skip_padding=decoder_read is not None,
+                real=decoder_read,
             )
             out = Seq2SeqModelOutput(
                 last_hidden_state=states,

@@ -163,6 +163,7 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
             decoder_inputs_embeds=decoder_inputs_embeds,
             encoder_outputs=encoder_outputs,
             skip_padding=not return_logits,
+            decoder_read=None if return_logits or decoder_attention_mask is not None else _up_to_the_last(labels),
             return_dict=True,
             **kwargs,
         )
@@ -457,6 +458,13 @@ def _none_at_padding(labels: Tensor | None, *masks: Tensor | None) -> bool:
         return False
     given = [mask for mask in masks if mask is not None and mask.shape == labels.shape]
     return not any(((labels != IGNORED) & ~mask.bool()).any() for mask in given)
+
+
+def _up_to_the_last(labels: Tensor | None) -> Tensor | None:
+    """[batch, length], True up to a row's last label: what stands behind it, a causal model need not look at."""
+    if labels is None or labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    return (labels != IGNORED).flip(1).cummax(1).values.flip(1)
 
 
 def _mean(states: Tensor, mask: Tensor | None) -> Tensor:

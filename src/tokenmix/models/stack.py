@@ -82,17 +82,21 @@ class Stack(nn.Module):
         records: list[MixingRecord] | None = None,
         hidden_states: list[Tensor] | None = None,
         skip_padding: bool = False,
+        real: Tensor | None = None,
     ) -> Tensor:
         """x [batch, length, d_model], right-padded by `mask`; with a cache, x holds the new tokens alone.
 
-        `skip_padding`: nobody reads the output at padding, which may stay what it is.
+        `skip_padding`: nobody reads the output at padding, which need not be computed; `real` [batch, length] says
+        what is no padding where `mask` does not.
         """
         bias = None
         if self.relative is not None:
             bias = self.relative(x.shape[1], cache.slot(f"{self.name}.relative") if cache is not None else None)
-        x = self.dropout(_in_compute_dtype(x))
         skip_padding &= self.training and not self.sees_padding and cache is None and hidden_states is None
-        rows = real_rows(mask) if skip_padding else None
+        rows = real_rows(mask if real is None else real) if skip_padding else None
+        if rows is not None:
+            x = rows.gather(x)
+        x = self.dropout(_in_compute_dtype(x))
         for i, layer in enumerate(self.layers):
             if hidden_states is not None:
                 hidden_states.append(x)
@@ -112,7 +116,7 @@ class Stack(nn.Module):
             x = self.dropout(x)
         if hidden_states is not None:
             hidden_states.append(x)
-        return x
+        return x if rows is None else rows.spread(x)
 
 
 def _in_compute_dtype(x: Tensor) -> Tensor:
