@@ -296,6 +296,28 @@ def test_a_decoder_computes_nothing_behind_the_last_label(layer: str) -> None:
     assert 12 not in seen
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+def test_real_tokens_can_be_named_beforehand(layer: str) -> None:
+    model, given = padded_batch(layer, body="seq2seq", positions="relative")
+    given["labels"] = torch.randint(3, 50, (3, 6)).masked_fill(torch.arange(6) >= torch.tensor([[2], [6], [4]]), -100)
+    right = model(**given)
+    right.loss.backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    seen = tokens_of(model)
+    for name, real, count in (
+        ("encoder_tokens", given["attention_mask"], 18),
+        ("decoder_tokens", given["labels"] != -100, 14),
+    ):
+        places = torch.cat([real.flatten().nonzero(), (~real).flatten().nonzero()])[:count, 0]
+        given[name] = places[torch.randperm(count)]
+    out = model(**given)
+    out.loss.backward()
+    assert set(seen) == {18, 14}
+    torch.testing.assert_close(out.loss, right.loss)
+    torch.testing.assert_close({n: p.grad for n, p in model.named_parameters()}, grads, rtol=1e-4, atol=1e-5)
+
+
 def compare_without_padding(model: Any, given: dict[str, Any], alone: set[int], padded: set[int]) -> None:
     """Loss and gradients are those of the padded batch, which a call that returns logits computes."""
     seen = tokens_of(model)
@@ -313,7 +335,7 @@ def compare_without_padding(model: Any, given: dict[str, Any], alone: set[int], 
 def test_whole_examples_are_dropped_without_padding_too() -> None:
     sublayer = parse("dot | geglu").build(d_model=8, d_ff=16, heads=2, max_length=8, drop_path=0.5)[1].train()
     real = torch.arange(8) < torch.tensor([[8], [3], [5], [1]])
-    rows = Rows(real)
+    rows = Rows.of(real)
     x = torch.randn(4, 8, 8)
     torch.manual_seed(1)
     right = sublayer(x)

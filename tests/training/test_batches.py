@@ -85,6 +85,27 @@ def test_a_few_very_long_examples_do_not_set_the_padding_of_all():
     assert bucket_shapes(sizes, 1) == [(72, 72)]  # one shape is one shape
 
 
+def test_places_are_those_of_all_real_tokens_and_of_a_fixed_number(examples: object) -> None:
+    batches = Batches(examples, 32, buckets=1, places=True)
+    (shape,) = batches.shapes
+    counts = set()
+    for number in range(30):
+        tensors = batches[number].tensors
+        for name, real in (("encoder_tokens", "attention_mask"), ("decoder_tokens", "labels")):
+            places = tensors[name]
+            counts.add((name, len(places)))
+            mask = tensors[real].flatten() > 0
+            assert len(places.unique()) == len(places) < mask.numel()
+            assert set(mask.nonzero().flatten().tolist()) <= set(places.tolist())
+    assert len(counts) == 2
+    batches.room = {shape: (8, batches.room[shape][1])}
+    assert "encoder_tokens" not in batches[0].tensors  # more tokens than there is room for
+    assert "decoder_tokens" not in batches[0].tensors
+    batches.room = {shape: (32 * shape[0], batches.room[shape][1])}
+    assert "encoder_tokens" not in batches[0].tensors  # hardly any padding
+    assert "decoder_tokens" in batches[0].tensors
+
+
 def test_micro_batches_are_the_batch(examples: object) -> None:
     tensors = Batches(examples, 8)[0].tensors
     parts = split_rows(tensors, 3)

@@ -12,7 +12,7 @@ import torch
 from small_runs import tiny, weights
 
 from tokenmix.training import Callback, loop, train
-from tokenmix.training.graphs import GraphedSteps
+from tokenmix.training.graphs import GraphedSteps, shape_of
 from tokenmix.training.loop import Trainer
 
 
@@ -70,7 +70,7 @@ class Replayed(GraphedSteps):
     """Recorded steps without a GPU: a replay runs the step again on the tensors it was recorded with."""
 
     def __init__(self, step: Any, optimizer: torch.optim.Optimizer) -> None:
-        self.step, self.held = step, {}
+        self.step, self.recorded = step, {}
         for group in optimizer.param_groups:
             group["lr"] = torch.tensor(float(group["lr"]))
 
@@ -78,19 +78,22 @@ class Replayed(GraphedSteps):
     def own_stream(self) -> Iterator[None]:
         yield
 
-    def record(self, shape: Any, tensors: dict[str, torch.Tensor], items: torch.Tensor) -> None:
-        self.held[shape] = {name: value.clone() for name, value in tensors.items()}, items.clone()
+    def record(self, tensors: dict[str, torch.Tensor], items: torch.Tensor) -> None:
+        mine = {name: value.clone() for name, value in tensors.items()}
+        self.recorded[shape_of(tensors)] = mine, items.clone()  # type: ignore[assignment]
 
-    def replay(self, shape: Any, tensors: dict[str, torch.Tensor], items: torch.Tensor) -> torch.Tensor:
-        mine, count = self.held[shape]
+    def replay(self, tensors: dict[str, torch.Tensor], items: torch.Tensor) -> torch.Tensor:
+        mine, count = self.recorded[shape_of(tensors)]  # type: ignore[misc]
         for name, value in tensors.items():
             mine[name].copy_(value)
         return self.step(mine, count.copy_(items))
 
 
-def test_the_loop_around_recorded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_loop_around_recorded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
     """Warm-up leaves weights and moments as they are; batch, count of labels, rate and seed reach every step."""
     settings = {"budget__steps": 20, "data__buckets": 2, "optimizer__clip": 0.5, "device__cuda_graphs": True}
+    settings |= {"device__skip_padding": alone}
     monkeypatch.setattr(loop, "GraphedSteps", Replayed)
     for name in ("plain", "recorded"):
         monkeypatch.setattr(Trainer, "_wants_graphs", lambda self, name=name: name == "recorded")
@@ -104,7 +107,7 @@ def test_the_loop_around_recorded_steps(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_steps_that_cannot_be_recorded_are_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Unrecordable(Replayed):
-        def record(self, shape: Any, tensors: dict[str, torch.Tensor], items: torch.Tensor) -> None:
+        def record(self, tensors: dict[str, torch.Tensor], items: torch.Tensor) -> None:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     class Heard(Callback):
@@ -132,8 +135,55 @@ class Losses(Callback):
         self.losses.append(record["loss"])
 
 
+class Batched(Callback):
+    """Names of the tensors of all batches, and how many tokens were computed for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[set[str]] = []
+        self.places: set[int] = set()
+        fetch = Trainer._fetch
+
+        def watched(trainer: Trainer, loader: Any) -> Any:
+            batch = fetch(trainer, loader)
+            self.names.append(set(batch.tensors))
+            self.places.add(len(batch.tensors.get("decoder_tokens", ())))
+            return batch
+
+        monkeypatch.setattr(Trainer, "_fetch", watched)
+
+
+def test_a_compiled_model_learns_the_same_from_real_tokens_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_, count, losses = torch.compile, Count(), {}
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **_: compile_(model, backend="eager", dynamic=False, fullgraph=True)
+    )
+    seen = Batched(monkeypatch)
+    options = {"d_model": 32, "d_ff": 64, "heads": 2, "layers": 1, "dropout": 0.0}
+    settings = {"device__compile": True, "budget__steps": 15, "log_every": 1, "data__buckets": 1}
+    for alone in (False, True):
+        torch._dynamo.reset()
+        seen.names.clear()
+        watch = Losses()
+        config = tiny(tmp_path / str(alone), model__options=options, device__skip_padding=alone, **settings)
+        train(config, callbacks=[watch, *([count] if alone else [])])
+        losses[alone] = watch.losses
+        assert all(("decoder_tokens" in names) == alone for names in seen.names)
+    assert len(seen.places) == 2  # none, and one fixed number
+    assert losses[True] == pytest.approx(losses[False], rel=1e-4)
+    assert len(set(count.graphs)) == 1  # nothing compiled after warm-up
+
+
+def test_only_seq2seq_models_in_one_process_leave_out_padding_where_shapes_are_fixed(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "run", model__name="lm-tiny", device__skip_padding=True, device__compile=True)
+    with pytest.raises(ValueError, match=r"device.skip_padding is for seq2seq models"):
+        train(config)
+
+
 @pytest.mark.gpu
-def test_recorded_steps_are_the_steps_that_were_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_recorded_steps_are_the_steps_that_were_recorded(tmp_path: Path, alone: bool) -> None:
     """Several shapes, a learning rate that moves, clipping and dropout: with CUDA graphs as without."""
     seen = {}
     for graphs in (True, False):
@@ -142,6 +192,7 @@ def test_recorded_steps_are_the_steps_that_were_recorded(tmp_path: Path) -> None
             tiny(
                 tmp_path / str(graphs), device__device="cuda", device__compile=True, device__cuda_graphs=graphs,
                 device__precision="fp32", budget__steps=40, data__buckets=2, log_every=1, optimizer__clip=0.5,
+                device__skip_padding=alone,
             ),
             callbacks=[watch],
         )  # fmt: skip

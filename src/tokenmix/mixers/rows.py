@@ -9,16 +9,22 @@ from torch import Tensor
 
 
 class Rows:
-    """Where the real tokens of x [batch, length, …] stand.
+    """Where the real tokens of x [batch, length, …] stand: their places in x.flatten(0, 1), each once.
 
-    >>> rows = Rows(torch.tensor([[True, True, False], [True, False, False]]))
+    There may be places of padding among them, so that their number is fixed; what is computed there, nobody reads.
+
+    >>> rows = Rows.of(torch.tensor([[True, True, False], [True, False, False]]))
     >>> rows.gather(torch.arange(6.0).view(2, 3, 1)).squeeze(1)
     tensor([0., 1., 3.])
     """
 
-    def __init__(self, real: Tensor) -> None:
-        self.shape = real.shape
-        self.index = real.flatten().nonzero().squeeze(1)
+    def __init__(self, index: Tensor, shape: torch.Size) -> None:
+        self.index, self.shape = index, shape
+
+    @classmethod
+    def of(cls, real: Tensor) -> Rows:
+        """Of a mask [batch, length]."""
+        return cls(real.flatten().nonzero().squeeze(1), real.shape)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -69,9 +75,9 @@ def _put(x: Tensor, index: Tensor, count: int) -> Tensor:
 
 
 def real_rows(real: Tensor | None) -> Rows | None:
-    """The real tokens; None where there is hardly any padding, and where leaving it out costs more than it saves: a CPU
-    takes any number of rows, but compiled graphs and GPUs want fixed shapes."""
+    """The real tokens; None where there is hardly any padding, and where their number may not vary: a CPU takes any
+    number of rows, but compiled graphs and GPUs want fixed shapes."""
     if real is None or real.device.type != "cpu" or torch.compiler.is_compiling() or type(real) is not Tensor:
         return None
-    rows = Rows(real)
+    rows = Rows.of(real)
     return rows if 0 < len(rows) <= 0.95 * real.numel() else None

@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, Seq2SeqModelO
 
 from tokenmix.mixers import parse
 from tokenmix.mixers.base import Mixer, too_long
+from tokenmix.mixers.rows import Rows
 from tokenmix.models.cache import MixingCache
 from tokenmix.models.config import TokenmixConfig
 from tokenmix.models.embedding import Embedding, Patches, token_std
@@ -158,6 +159,7 @@ class TokenmixModel(TokenmixPreTrainedModel):
         *,
         cache: MixingCache | None = None,
         hidden_states: list[Tensor] | None = None,
+        tokens: Tensor | None = None,
         **context: Any,
     ) -> Tensor:
         context["hidden_states"] = hidden_states
@@ -201,7 +203,9 @@ class TokenmixModel(TokenmixPreTrainedModel):
                 hidden_states[:] = [packed.join(h) for h in hidden_states]
             return packed.join(x)
         back = None
-        if mask is not None and length > 1 and mask.shape[0] and (order := right_padded(mask)) is not None:
+        if tokens is not None:  # padding stands behind them
+            context["rows"] = Rows(tokens, given.shape[:2])
+        elif mask is not None and length > 1 and mask.shape[0] and (order := right_padded(mask)) is not None:
             forth, back = order
             ids, vectors, segments, mask = (
                 None if t is None else roll(t, forth) for t in (ids, vectors, segments, mask)
@@ -237,6 +241,8 @@ class TokenmixModel(TokenmixPreTrainedModel):
         return_mixing: bool = False,
         skip_padding: bool = False,
         decoder_read: Tensor | None = None,
+        encoder_tokens: Tensor | None = None,
+        decoder_tokens: Tensor | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -248,6 +254,8 @@ class TokenmixModel(TokenmixPreTrainedModel):
         row, and every packed document is a row of its own. `skip_padding`: nobody reads the states at padding (of the
         encoder, in a seq2seq model), which need not be computed where that saves time, in training on a CPU;
         `decoder_read` [batch, length] says the same of a seq2seq model's decoder: no state is read after a row's last.
+        `encoder_tokens` and `decoder_tokens` [count] do so where shapes are fixed: the places of its real tokens in the
+        flattened right-padded batch, and of as much padding as the count leaves room for.
         """
         records: list[MixingRecord] | None = [] if return_mixing else None
         if output_hidden_states is None:
@@ -304,6 +312,7 @@ class TokenmixModel(TokenmixPreTrainedModel):
                     records=records,
                     hidden_states=encoder_hidden,
                     skip_padding=skip_padding,
+                    tokens=encoder_tokens,
                 )
             else:
                 memory = encoder_outputs[0]
@@ -330,6 +339,7 @@ class TokenmixModel(TokenmixPreTrainedModel):
                 hidden_states=hidden,
                 skip_padding=decoder_read is not None,
                 real=decoder_read,
+                tokens=decoder_tokens,
             )
             out = Seq2SeqModelOutput(
                 last_hidden_state=states,

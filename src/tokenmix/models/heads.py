@@ -17,6 +17,7 @@ from transformers.modeling_outputs import (
 )
 
 from tokenmix.mixers.base import ACTIVATIONS
+from tokenmix.mixers.rows import Rows
 from tokenmix.models.base import Head, TokenmixModel, TokenmixPreTrainedModel
 from tokenmix.models.cache import MixingCache
 from tokenmix.models.config import TokenmixConfig
@@ -145,6 +146,7 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
         decoder_attention_mask: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         encoder_outputs: Any = None,
+        decoder_tokens: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool = True,
@@ -164,10 +166,15 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
             encoder_outputs=encoder_outputs,
             skip_padding=not return_logits,
             decoder_read=None if return_logits or decoder_attention_mask is not None else _up_to_the_last(labels),
+            decoder_tokens=decoder_tokens,
             return_dict=True,
             **kwargs,
         )
-        logits, loss = self.score_and_loss(body.last_hidden_state, labels, num_items_in_batch, return_logits)
+        states = body.last_hidden_state
+        if decoder_tokens is not None and labels is not None and self.training:
+            states = Rows(decoder_tokens, labels.shape).gather(states)  # and logits, if asked for, are of these alone
+            labels = labels.flatten()[decoder_tokens]
+        logits, loss = self.score_and_loss(states, labels, num_items_in_batch, return_logits)
         out = Seq2SeqLMOutput(
             loss=loss,
             logits=logits,

@@ -15,7 +15,7 @@ from tokenmix.mixers.attention import Attention
 from tokenmix.mixers.expression import Mix, Term
 from tokenmix.mixers.relative import RelativeBias
 from tokenmix.mixers.residual import Residual, ResidualLayer, make_norm
-from tokenmix.mixers.rows import real_rows
+from tokenmix.mixers.rows import Rows, real_rows
 from tokenmix.models.cache import MixingCache
 
 
@@ -83,17 +83,20 @@ class Stack(nn.Module):
         hidden_states: list[Tensor] | None = None,
         skip_padding: bool = False,
         real: Tensor | None = None,
+        rows: Rows | None = None,
     ) -> Tensor:
         """x [batch, length, d_model], right-padded by `mask`; with a cache, x holds the new tokens alone.
 
         `skip_padding`: nobody reads the output at padding, which need not be computed; `real` [batch, length] says
-        what is no padding where `mask` does not.
+        what is no padding where `mask` does not, and `rows` where that is known beforehand.
         """
         bias = None
         if self.relative is not None:
             bias = self.relative(x.shape[1], cache.slot(f"{self.name}.relative") if cache is not None else None)
-        skip_padding &= self.training and not self.sees_padding and cache is None and hidden_states is None
-        rows = real_rows(mask if real is None else real) if skip_padding else None
+        if not self.training or self.sees_padding or cache is not None or hidden_states is not None:
+            rows = None
+        elif rows is None and skip_padding:
+            rows = real_rows(mask if real is None else real)
         if rows is not None:
             x = rows.gather(x)
         x = self.dropout(_in_compute_dtype(x))

@@ -22,6 +22,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -102,6 +103,7 @@ class Batches(Dataset):
         exact: bool = False,
         most: int | None = None,
         causal: bool = False,
+        places: bool = False,
         rank: int = 0,
         world: int = 1,
     ) -> None:
@@ -114,6 +116,7 @@ class Batches(Dataset):
         self.shapes = list(dict.fromkeys(map(self._held, bucket_shapes(examples.sizes(), buckets))))
         self.pool = max(1, min(POOL, len(examples) // batch_size))  # no example twice in a pool
         self._plan = lru_cache(maxsize=4)(self._make_plan)
+        self.room = {shape: self._room(shape) for shape in self.shapes} if places else {}
 
     def __getstate__(self) -> dict[str, Any]:  # for workers that are spawned
         return {name: value for name, value in self.__dict__.items() if name != "_plan"}
@@ -145,12 +148,39 @@ class Batches(Dataset):
             return self._held((round_up(longest[0]), round_up(longest[1])))
         return next(s for s in [*self.shapes, tuple(longest)] if s[0] >= longest[0] and s[1] >= longest[1])
 
+    def _room(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Real tokens, of inputs and of targets, that a batch of this shape hardly ever exceeds: six deviations more
+        than the mean of the first batches."""
+        sizes = np.concatenate([self._plan(pool)[2] for pool in range(max(1, 256 // self.pool))])
+        sums = np.array([each.sum(0) for each in sizes if self.shape(each) == shape])
+        full = self.batch_size * np.array(shape)
+        if not len(sums):
+            return int(full[0]), int(full[1])
+        most = np.minimum(sums.mean(0) + 6 * sums.std(0), full)
+        return round_up(int(most[0]), 128), round_up(int(most[1]), 128)
+
+    def places(self, sizes: Ints, shape: tuple[int, int]) -> dict[str, Tensor]:
+        """Where the real tokens of a batch stand, and padding up to a fixed number: `encoder_tokens`, `decoder_tokens`.
+
+        Nothing where there is hardly any padding, and for the rare batch that holds more.
+        """
+        made: dict[str, Tensor] = {}
+        for part, (name, room) in enumerate(zip(("encoder_tokens", "decoder_tokens"), self.room.get(shape, (0, 0)))):
+            if sizes[:, part].sum() > room:
+                return {}
+            if room <= 0.9 * len(sizes) * shape[part]:
+                real = (np.arange(shape[part]) < sizes[:, part, None]).ravel()
+                made[name] = torch.from_numpy(np.concatenate([real.nonzero()[0], (~real).nonzero()[0]])[:room])
+        return made
+
     def __getitem__(self, number: int) -> Batch:
         indices, epochs, sizes = (part[number % self.pool] for part in self._plan(number // self.pool))
         shape = self.shape(sizes)
         share = self.batch_size // self.world
         rows = slice(self.rank * share, (self.rank + 1) * share)
         tensors = self.examples.batch(indices[rows], epochs[rows], shape)
+        if self.room:
+            tensors |= self.places(sizes, shape)
         return Batch(number, tensors, int(sizes.sum()), predicted(tensors, self.causal), shape)
 
     def loader(self, start: int, workers: int = 0, pin: bool = False) -> Iterator[Batch]:

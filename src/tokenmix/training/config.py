@@ -127,6 +127,7 @@ class DeviceConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  #: auto: bf16 autocast on a GPU, fp32 on a CPU
     compile: bool | None = None  #: torch.compile; by default on a GPU
+    skip_padding: bool = False  #: compiled seq2seq models: compute the real tokens alone, as others do on a CPU
     cuda_graphs: bool | None = None  #: by default on one GPU for models under 400M parameters
     threads: int | None = None  #: of the CPU; recorded, since they change the last bits
     accumulate: int = 1  #: micro-batches per step

@@ -14,8 +14,13 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-Shape: TypeAlias = tuple[int, int]
+Shape: TypeAlias = tuple[tuple[str, torch.Size], ...]
 Step: TypeAlias = Callable[[dict[str, Tensor], Tensor], Tensor]
+
+
+def shape_of(tensors: dict[str, Tensor]) -> Shape:
+    """What a recorded step depends on: the names and shapes of a batch's tensors."""
+    return tuple((name, value.shape) for name, value in sorted(tensors.items()))
 
 
 class Recorded(NamedTuple):
@@ -49,17 +54,21 @@ class GraphedSteps:
             yield
         torch.cuda.current_stream().wait_stream(self.stream)
 
-    def record(self, shape: Shape, tensors: dict[str, Tensor], items: Tensor) -> None:
+    def __contains__(self, tensors: dict[str, Tensor]) -> bool:
+        """Whether a step on such a batch was recorded."""
+        return shape_of(tensors) in self.recorded
+
+    def record(self, tensors: dict[str, Tensor], items: Tensor) -> None:
         """Record the step of a shape that was tried out; weights and optimizer stay as they are."""
         tensors, items = {name: value.clone() for name, value in tensors.items()}, items.clone()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             result = self.step(tensors, items)
-        self.recorded[shape] = Recorded(graph, tensors, items, result)
+        self.recorded[shape_of(tensors)] = Recorded(graph, tensors, items, result)
 
-    def replay(self, shape: Shape, tensors: dict[str, Tensor], items: Tensor) -> Tensor:
+    def replay(self, tensors: dict[str, Tensor], items: Tensor) -> Tensor:
         """One step on new data. The answer is overwritten by the next step."""
-        recorded = self.recorded[shape]
+        recorded = self.recorded[shape_of(tensors)]
         for name, value in tensors.items():
             recorded.tensors[name].copy_(value, non_blocking=True)
         recorded.items.copy_(items, non_blocking=True)

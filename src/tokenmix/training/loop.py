@@ -188,6 +188,8 @@ class Trainer:
             fitting = some[(sizes <= np.array(shape)).all(1)]
             rows = np.resize(fitting, share) if len(fitting) else shortest
             tensors = self.batches.examples.batch(rows, np.zeros(share, dtype=np.int64), shape)
+            if self.batches.room:
+                tensors |= self.batches.places(np.ones_like(sizes[rows]), shape)
             batch = Batch(0, self._to_device(tensors), 0, share, shape)
             items = self._items(batch)
             with contextlib.nullcontext() if self.graphs is None else self.graphs.own_stream():
@@ -209,7 +211,7 @@ class Trainer:
         if self.graphs is None:
             return
         try:
-            self.graphs.record(batch.shape, batch.tensors, items)
+            self.graphs.record(batch.tensors, items)
         except RuntimeError as error:
             if self.config.device.cuda_graphs or is_out_of_memory(error):
                 raise
@@ -264,9 +266,9 @@ class Trainer:
             else:
                 group["lr"] = self.rate
         items = self._items(batch)
-        if self.graphs is not None:
+        if self.graphs is not None and batch.tensors in self.graphs:
             torch.manual_seed(seed)
-            return self.graphs.replay(batch.shape, batch.tensors, items)
+            return self.graphs.replay(batch.tensors, items)
         self.model.train()
         loss = self._gradients(batch, items, seed)
         healthy = self._clipped(loss)
@@ -317,6 +319,8 @@ class Trainer:
 
     def _backward(self, tensors: dict[str, Tensor], items: Tensor) -> Tensor:
         """Gradients of the batch, in micro-batches; the loss is the mean over all tokens (or rows) of all processes."""
+        if self.done.accumulate > 1:  # places are those of the whole batch
+            tensors = {name: value for name, value in tensors.items() if not name.endswith("coder_tokens")}
         micro = split_rows(tensors, self.done.accumulate)
         rows = len(next(iter(tensors.values())))
         total = torch.zeros((), device=self.device)

@@ -128,10 +128,15 @@ class Session:
         # compiled or recorded, as GPUs do by default: few shapes
         bounded = accelerator.device.type == "cuda" or bool(config.device.compile or config.device.cuda_graphs)
         body = parts.model.config.body
+        places = config.device.skip_padding and bounded
+        if places and (body != "seq2seq" or world > 1):
+            raise ValueError(
+                "device.skip_padding is for seq2seq models in one process; others are trained with padding"
+            )
         batches = Batches(
             parts.examples, config.data.batch_size, config.seed, buckets=config.data.buckets,
             exact=not bounded, most=None if body == "vision" else parts.model.config.max_length, causal=body == "decoder",
-            rank=rank, world=world,
+            places=places, rank=rank, world=world,
         )  # fmt: skip
         augment = None
         if config.data.augment:
