@@ -49,7 +49,7 @@ def main() -> None:
 
         taken = []
         for number in range(-2, ROUNDS):
-            with mock.patch("tokenmix.models.stack.real_rows", lambda real: None):
+            with mock.patch("tokenmix.models.stack.real_rows", return_value=None):
                 padded = step(max(0, number))
             taken.append((step(max(0, number)), padded))
         taken = taken[2:]
