@@ -6,8 +6,8 @@ Time: about 87 minutes on one H200, one run after another (an estimate). Expect:
 stopping, 81% generalisation exact match is published for a Transformer after 50,000 steps at rate 1e-4, above the
 paper's 77.4% with pretraining. It takes that long, a low rate (at 5e-4 one had 1%,
 `benchmarks/results/cogs-rates-h200.json`) and batches that are random samples: with the longest examples in batches of
-their own a Transformer stood at 49% from step 20,000 to 50,000, with random ones it had 57% at step 20,000
-(`benchmarks/results/cogs-batches-h200.json`).
+their own a Transformer stood at 49% from step 20,000 to 50,000, with random ones it had 57% at step 20,000 (one seed
+each, `benchmarks/results/cogs-batches-h200.json`).
 Targets of the generalisation set are up to three times as long as those of the training set, so that rows of a learned
 H past the training lengths stay untrained; a Toeplitz H does not know that problem.
 """
