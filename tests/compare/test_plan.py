@@ -74,6 +74,11 @@ def test_runs_are_keyed_by_what_decides_their_result() -> None:
     other = specs(models, {**SMALL, "budget": {"steps": 3}}, [0], "a")
     assert not {Path(s.folder).name for s in other} & {Path(s.folder).name for s in first}
     assert run_key({"seed": 0, "out": "x"}) == run_key({"seed": 0, "out": "y"})
+    # a setting of a later version, at its default, leaves a run where it was
+    assert run_key({"device": {"precision": "bf16", "skip_padding": False}}) == run_key(
+        {"device": {"precision": "bf16"}}
+    )
+    assert run_key({"device": {"precision": "bf16"}}) != run_key({"device": {"precision": "fp32"}})
 
 
 def test_every_model_gets_the_same_settings_but_for_its_own() -> None:

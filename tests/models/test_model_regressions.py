@@ -318,6 +318,31 @@ def test_real_tokens_can_be_named_beforehand(layer: str) -> None:
     torch.testing.assert_close({n: p.grad for n, p in model.named_parameters()}, grads, rtol=1e-4, atol=1e-5)
 
 
+def test_several_targets_for_each_input_are_learned_from() -> None:
+    model, given = padded_batch("dot | geglu", body="seq2seq")
+    memory = model.model.encode(given["input_ids"], given["attention_mask"])
+    labels = torch.randint(3, 50, (6, 5)).masked_fill(torch.arange(5) >= torch.arange(6)[:, None], -100)
+    asked = {"attention_mask": given["attention_mask"], "encoder_outputs": (memory,), "labels": labels}
+    torch.testing.assert_close(model(**asked, return_logits=False).loss, model(**asked).loss)
+
+
+def test_functional_gradients_see_through_padding() -> None:
+    _, given = padded_batch("dot | geglu")
+    given["labels"] = torch.tensor([0, 1, 1])
+    config = TokenmixConfig(body="encoder", layer="dot | geglu", **SIZES | {"vocab_size": 50})
+    model = create_model(config, head="sequence_classification").train()
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (), given).loss
+
+    model(**given).loss.backward()
+    found = torch.func.grad(loss)(weights)
+    torch.testing.assert_close(found, {n: p.grad for n, p in model.named_parameters()}, rtol=1e-4, atol=1e-5)
+    _, slope = torch.func.jvp(loss, (weights,), (found,))
+    torch.testing.assert_close(slope, sum(g.square().sum() for g in found.values()), rtol=1e-3, atol=1e-4)
+
+
 def compare_without_padding(model: Any, given: dict[str, Any], alone: set[int], padded: set[int]) -> None:
     """Loss and gradients are those of the padded batch, which a call that returns logits computes."""
     seen = tokens_of(model)

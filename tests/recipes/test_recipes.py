@@ -187,6 +187,17 @@ def test_settings_change_the_sizes_of_the_models() -> None:
     assert 0 < gpu_minutes(recipe, "bench", settings=settings) < gpu_minutes(recipe, "bench")
 
 
+def test_sizes_stay_those_of_the_weights_that_a_stage_goes_on_from(tmp_path: Path) -> None:
+    quiet: dict[str, Any] = {"report": False, "live": Live(Console(file=io.StringIO())), "out": tmp_path}
+    settings = {"model": {"options": {"layers": 2}}}
+    reproduce(get_recipe("gmlp-table-4"), "tiny", only=["Transformer 6+6"], settings=settings, **quiet)
+    found: dict[str, set[int]] = {}
+    for file in tmp_path.glob("runs/*/config.json"):
+        found.setdefault(file.parent.name.split("-seed")[0], set()).add(json.loads(file.read_text())["layers"])
+    assert all(len(layers) == 1 for layers in found.values()), found  # pretrained and finetuned alike
+    assert {1, 2} == {n for layers in found.values() for n in layers}  # half of 2, and 2
+
+
 def test_stages_can_be_run_alone(tmp_path: Path) -> None:
     recipe = get_recipe("synthesizer-table-6")
     quiet: dict[str, Any] = {"report": False, "live": Live(Console(file=io.StringIO()))}

@@ -170,5 +170,15 @@ def test_a_folder_with_a_run_is_not_overwritten(finished: Path) -> None:
         train(tiny(finished, resume="11"))
 
 
+def test_a_run_of_a_version_with_fewer_settings_goes_on(finished: Path) -> None:
+    file = finished / "config.yaml"
+    text = file.read_text()
+    assert "skip_padding" in text
+    file.write_text("".join(line for line in text.splitlines(True) if "skip_padding" not in line))
+    assert train(tiny(finished, budget__steps=14, resume="auto")).steps == 14
+    with pytest.raises(ValueError, match=r"other settings \(device.skip_padding: False → True\)"):
+        train(tiny(finished, budget__steps=16, resume="auto", device__skip_padding=True))
+
+
 def test_a_finished_run_can_be_prolonged(finished: Path) -> None:
     assert train(tiny(finished, resume="auto", budget__steps=15, schedule__name="linear")).steps == 15

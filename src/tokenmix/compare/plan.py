@@ -127,15 +127,18 @@ def contenders(texts: Sequence[str]) -> list[Contender]:
 
 
 def run_key(config: Mapping[str, Any]) -> str:
-    """A short hash of everything that decides a run's result.
+    """A short hash of everything that decides a run's result and is not as by default, so that settings which are new
+    in a later version leave it as it is.
 
     >>> run_key({"seed": 0, "out": "a"}) == run_key({"seed": 0, "out": "b"}) != run_key({"seed": 1})
     True
     """
     kept: dict[str, Any] = {name: value for name, value in config.items() if name not in VOLATILE}
-    for name, parts in VOLATILE_PARTS.items():
+    for name, default in RunConfig().to_dict().items():
         if isinstance(kept.get(name), Mapping):
-            kept[name] = {key: value for key, value in kept[name].items() if key not in parts}
+            parts = VOLATILE_PARTS.get(name, ())
+            own = {key: value for key, value in kept[name].items() if key not in parts}
+            kept[name] = {key: value for key, value in own.items() if key not in default or value != default[key]}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
 
 

@@ -38,7 +38,7 @@ class Residual(nn.Module):
         y = x if self.post_norm else self.norm(x)
         if rows is None:
             y = self.mixer(y, mask, **context)
-        elif self.mixer.by_rows:
+        elif getattr(self.mixer, "by_rows", False):  # also of modules that are no Mixer
             y = self.mixer(y, mask, rows=rows, **context)
         else:
             y = rows.gather(self.mixer(rows.spread(y), mask, **context))

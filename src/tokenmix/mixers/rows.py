@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 class Rows:
@@ -78,6 +79,10 @@ def real_rows(real: Tensor | None) -> Rows | None:
     """The real tokens; None where there is hardly any padding, and where their number may not vary: a CPU takes any
     number of rows, but compiled graphs and GPUs want fixed shapes."""
     if real is None or real.device.type != "cpu" or torch.compiler.is_compiling() or type(real) is not Tensor:
+        return None
+    if (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    ):  # they see through plain operators
         return None
     rows = Rows.of(real)
     return rows if 0 < len(rows) <= 0.95 * real.numel() else None

@@ -203,7 +203,7 @@ class TokenmixModel(TokenmixPreTrainedModel):
                 hidden_states[:] = [packed.join(h) for h in hidden_states]
             return packed.join(x)
         back = None
-        if tokens is not None:  # padding stands behind them
+        if tokens is not None and stack.training:  # padding stands behind them
             context["rows"] = Rows(tokens, given.shape[:2])
         elif mask is not None and length > 1 and mask.shape[0] and (order := right_padded(mask)) is not None:
             forth, back = order
@@ -328,6 +328,9 @@ class TokenmixModel(TokenmixPreTrainedModel):
                 and (order := right_padded(asked_mask)) is not None
             ):
                 asked, asked_mask = roll(memory, order[0]), roll(asked_mask, order[0])  # they go by position
+            targets = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
+            if targets is not None and targets.shape[0] != memory.shape[0]:  # several for each input
+                decoder_read = decoder_tokens = None
             states = self.decode(
                 decoder_input_ids,
                 decoder_attention_mask,

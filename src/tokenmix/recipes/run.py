@@ -15,10 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tokenmix.compare.comparison import compare, hardware, versions
 from tokenmix.compare.live import Live
 from tokenmix.compare.plan import Contender, Judging, slug
 from tokenmix.compare.statistics import deviation, mean
+from tokenmix.data.shard_writer import write_json
 from tokenmix.models import TokenmixConfig, preset_config
 from tokenmix.naming import unknown
 from tokenmix.recipes.recipe import Recipe, Row, Scale, Stage
@@ -136,7 +139,7 @@ def reproduce(
             stages[stage.name] = found
             _fill(values, stage, recipe, {name: _profiled(row) for name, row in found["models"].items()})
             continue
-        above = merge(stage.settings, {"data": {"folder": data}} if data else {}, settings or {})
+        above = merge(stage.settings, {"data": {"folder": data}} if data else {}, _but_sizes(settings, chosen))
         above = _prepared(above, folder, data, chosen.body or stage.body)
         sizes = (
             {"model": {"body": stage.body or chosen.body}} if scale != "paper" and (stage.body or chosen.body) else {}
@@ -171,6 +174,14 @@ def reproduce(
     made = _result(recipe, scale, count, values, stages, time.time() - started, settings)
     (place / "result.json").write_text(json.dumps(made, indent=1, ensure_ascii=False), encoding="utf-8")
     return made
+
+
+def _but_sizes(settings: Mapping[str, Any] | None, scale: Scale) -> dict[str, Any]:
+    """The settings without the models' sizes, which the contenders have, and those that go on from weights from them."""
+    left = merge({}, settings or {})
+    if options := (left.get("model") or {}).get("options"):
+        left["model"] = {**left["model"], "options": {k: v for k, v in options.items() if k not in scale.sizes}}
+    return left
 
 
 def _prepared(settings: dict[str, Any], folder: Path, data: str | None, body: str | None) -> dict[str, Any]:
@@ -213,7 +224,8 @@ def _files(source: Any, data: str | None) -> list[Path]:
 
 
 def _profile(entries: Sequence[Contender], stage: Stage, scale: Scale, place: Path) -> dict[str, Any]:
-    """Every model counted and timed; what an earlier call measured on the same machine is kept."""
+    """Every model counted and timed; what an earlier call into the same folder measured, on a machine with the same
+    hardware and versions, is kept."""
     from tokenmix.compare.profile import profile
     from tokenmix.devices import chosen_device
 
@@ -225,13 +237,16 @@ def _profile(entries: Sequence[Contender], stage: Stage, scale: Scale, place: Pa
     models = {}
     for entry in entries:
         config = _fitting(config_of(entry, scale.body), settings)
-        asked = {"model": config.to_dict(), "settings": settings, "hardware": hardware(), "versions": versions()}
+        asked = {
+            "model": config.to_dict(), "settings": settings, "hardware": hardware(), "versions": versions(),
+            "threads": torch.get_num_threads(),
+        }  # fmt: skip
         asked = json.loads(json.dumps(asked, default=str))
         file = place / f"{slug(entry.name)}.json"
         known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         if known.get("asked") != asked:
             known = {"asked": asked, "found": profile(config, **settings)}
-            file.write_text(json.dumps(known, indent=1), encoding="utf-8")
+            write_json(file, known)
         models[entry.name] = known["found"]
     return {"profile": settings, "models": models}
 

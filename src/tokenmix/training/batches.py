@@ -7,7 +7,7 @@ The stream goes on for ever, through all examples in a new order each epoch. It 
 a pool the examples of a bucket of lengths come together, and the batches of a pool are taken in random order. Every batch
 is full, and lengths are padded to a few shapes (`bucket_shapes`), so that a compiled model compiles a few times and never
 again. Buckets save padding and cost variety: batches of one length are full of one kind of sentence. With one bucket
-batches are drawn at random (`benchmarks/results/batches-cogs-cpu.json` compares), but for the few longest examples.
+batches are drawn at random (`benchmarks/results/batches-cogs-cpu.json` compares).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tokenmix.training.features import IGNORED
 Ints = NDArray[np.int64]
 POOL = 64  # batches that share a sorting
 TAIL = 0.02  # share of the examples that may be set apart for their length
+PLACES = ("encoder_tokens", "decoder_tokens")  # tensors that say where a batch's real tokens stand
 ROUND = 8  # lengths are multiples of this: matrix units like it, and there are fewer shapes
 
 
@@ -150,13 +151,13 @@ class Batches(Dataset):
 
     def _room(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Real tokens, of inputs and of targets, that a batch of this shape hardly ever exceeds: six deviations more
-        than the mean of the first batches."""
+        than the mean of the first batches, and a tenth more than the largest of them."""
         sizes = np.concatenate([self._plan(pool)[2] for pool in range(max(1, 256 // self.pool))])
         sums = np.array([each.sum(0) for each in sizes if self.shape(each) == shape])
         full = self.batch_size * np.array(shape)
         if not len(sums):
             return int(full[0]), int(full[1])
-        most = np.minimum(sums.mean(0) + 6 * sums.std(0), full)
+        most = np.minimum(np.maximum(sums.mean(0) + 6 * sums.std(0), 1.1 * sums.max(0)), full)
         return round_up(int(most[0]), 128), round_up(int(most[1]), 128)
 
     def places(self, sizes: Ints, shape: tuple[int, int]) -> dict[str, Tensor]:
@@ -165,7 +166,7 @@ class Batches(Dataset):
         Nothing where there is hardly any padding, and for the rare batch that holds more.
         """
         made: dict[str, Tensor] = {}
-        for part, (name, room) in enumerate(zip(("encoder_tokens", "decoder_tokens"), self.room.get(shape, (0, 0)))):
+        for part, (name, room) in enumerate(zip(PLACES, self.room.get(shape, (0, 0)))):
             if sizes[:, part].sum() > room:
                 return {}
             if room <= 0.9 * len(sizes) * shape[part]:

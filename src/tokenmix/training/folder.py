@@ -74,12 +74,14 @@ def starting_point(config: RunConfig, folder: Path) -> Path | None:
 
 
 def _check_same(config: RunConfig, before: dict[str, Any], folder: Path) -> None:
-    now = config.to_dict()
+    now, defaults = config.to_dict(), RunConfig().to_dict()
     changed = []
     for name, value in now.items():
-        if name in MAY_CHANGE or value == before.get(name):
-            continue
         old = before.get(name)
+        if isinstance(old, dict) and isinstance(defaults[name], dict):  # settings which that version did not have
+            old = {**{k: v for k, v in defaults[name].items() if k in value}, **old}
+        if name in MAY_CHANGE or value == old:
+            continue
         if isinstance(value, dict) and isinstance(old, dict):
             changed += [
                 f"{name}.{k}: {old.get(k)!r} → {v!r}" for k, v in value.items() if old.get(k) != v and k != "workers"

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from tokenmix.data.randomness import key
 from tokenmix.mixers.residual import Residual
-from tokenmix.training.batches import Batch, Batches, split_rows
+from tokenmix.training.batches import PLACES, Batch, Batches, split_rows
 from tokenmix.training.config import BudgetConfig, RunConfig
 from tokenmix.training.faults import TrainingFault, is_out_of_memory, memory_message, nonfinite_report
 from tokenmix.training.flops import StepFlops, peak_flops
@@ -320,7 +320,7 @@ class Trainer:
     def _backward(self, tensors: dict[str, Tensor], items: Tensor) -> Tensor:
         """Gradients of the batch, in micro-batches; the loss is the mean over all tokens (or rows) of all processes."""
         if self.done.accumulate > 1:  # places are those of the whole batch
-            tensors = {name: value for name, value in tensors.items() if not name.endswith("coder_tokens")}
+            tensors = {name: value for name, value in tensors.items() if name not in PLACES}
         micro = split_rows(tensors, self.done.accumulate)
         rows = len(next(iter(tensors.values())))
         total = torch.zeros((), device=self.device)
