@@ -72,7 +72,10 @@ class _Spread(torch.autograd.Function):
 
 
 def _put(x: Tensor, index: Tensor, count: int) -> Tensor:
-    return x.new_zeros(count, *x.shape[1:]).index_copy_(0, index, x)
+    zeros = x.new_zeros(count, *x.shape[1:])
+    if torch.compiler.is_compiling():  # torch 2.11 compiles a backward that writes in place to one of zeros
+        return zeros.index_copy(0, index, x)
+    return zeros.index_copy_(0, index, x)
 
 
 def real_rows(real: Tensor | None) -> Rows | None:
