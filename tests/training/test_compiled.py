@@ -183,21 +183,25 @@ def test_only_seq2seq_models_in_one_process_leave_out_padding_where_shapes_are_f
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("alone", [False, True])
-def test_recorded_steps_are_the_steps_that_were_recorded(tmp_path: Path, alone: bool) -> None:
-    """Several shapes, a learning rate that moves, clipping and dropout: with CUDA graphs as without."""
+def test_recorded_steps_are_the_steps_that_were_recorded(
+    tmp_path: Path, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several shapes (or one, of real tokens alone), a learning rate that moves, clipping: with CUDA graphs as without."""
+    batched = Batched(monkeypatch)
     seen = {}
     for graphs in (True, False):
         watch = Losses()
         train(
             tiny(
                 tmp_path / str(graphs), device__device="cuda", device__compile=True, device__cuda_graphs=graphs,
-                device__precision="fp32", budget__steps=40, data__buckets=2, log_every=1, optimizer__clip=0.5,
+                device__precision="fp32", budget__steps=40, data__buckets=1 if alone else 2, log_every=1, optimizer__clip=0.5,
                 device__skip_padding=alone,
             ),
             callbacks=[watch],
         )  # fmt: skip
         seen[graphs] = watch.losses
     assert len(seen[True]) == 40
+    assert all(("decoder_tokens" in names) == alone for names in batched.names)
     assert seen[True] == pytest.approx(seen[False], rel=1e-3)
     assert seen[True][-1] < 0.9 * seen[True][0]
 

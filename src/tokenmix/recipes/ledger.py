@@ -64,7 +64,7 @@ def _row(recipe: Recipe, claim: Mapping[str, str], result: Mapping[str, Any] | N
             "scale and its limits": f"bench: {note}",
             "again with": f"`{recipe.command()}`",
         }
-    changed = f"; with {json.dumps(result['changed'])}" if result.get("changed") else ""
+    changed = "; settings changed as in the command" if result.get("changed") else ""
     seeds = f"{result['seeds']} seed{'s' if result['seeds'] > 1 else ''}"
     missing = f"; about {gpu_minutes(recipe, 'bench'):.0f} GPU minutes" if claim["verdict"] == NOT_RUN else ""
     return {
@@ -75,7 +75,7 @@ def _row(recipe: Recipe, claim: Mapping[str, str], result: Mapping[str, Any] | N
         "verdict": claim["verdict"],
         "why": claim["reason"] + missing,
         "scale and its limits": f"{scale}, {seeds}, {', '.join(result['devices'])}: {note}{changed}",
-        "again with": f"`{recipe.command(scale)}`",
+        "again with": f"`{recipe.command(scale, result.get('changed'))}`",
     }
 
 

@@ -13,8 +13,10 @@ table.
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,9 +125,23 @@ class Recipe:
             raise unknown(f"scale of {self.name}", name, self.scales)
         return self.scales[name]
 
-    def command(self, scale: str = "bench") -> str:
-        """What makes it again."""
-        return f"tokenmix reproduce {self.name} --scale {scale}"
+    def command(self, scale: str = "bench", settings: Mapping[str, Any] | None = None) -> str:
+        """What makes it again, with other settings than its own.
+
+        >>> get_recipe("gmlp-table-2").command("bench", {"budget": {"steps": 100}})
+        'tokenmix reproduce gmlp-table-2 --scale bench --set budget.steps=100'
+        """
+        options = [f"--set {shlex.quote(f'{name}={json.dumps(value)}')}" for name, value in _flat(settings or {})]
+        return " ".join([f"tokenmix reproduce {self.name} --scale {scale}", *options])
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """("budget.steps", 100) for {"budget": {"steps": 100}}"""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 _RECIPES: dict[str, Recipe] = {}
