@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -181,7 +179,8 @@ def test_mistakes_in_own_files_are_answered(spec: str, error: type[Exception], m
 
 
 def hub_answers(monkeypatch: pytest.MonkeyPatch, load_dataset: Any) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(sources.socket, "getaddrinfo", lambda *_: [])  # it has an address
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
 
 
 def test_hub_never_trusts_remote_code_and_falls_back_to_parquet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +216,32 @@ def test_unreachable_hub_is_missing_data(monkeypatch: pytest.MonkeyPatch) -> Non
         next(get_task("c4").stream("train"))
     with pytest.raises(FileNotFoundError, match="uoft-cs/cifar10"):
         get_task("cifar10").load("train")
+
+
+@pytest.mark.parametrize("proxies", [{}, {"https": "http://proxy:3128"}])
+def test_without_a_network_the_hub_is_not_asked_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, proxies: dict[str, str]
+) -> None:
+    import datasets.config
+    import huggingface_hub.constants
+
+    places, seen = (datasets.config, huggingface_hub.constants), []
+
+    def nowhere(*args: Any) -> None:
+        raise OSError("Name or service not known")
+
+    def load_dataset(*args: Any, **options: Any) -> list[Any]:
+        seen.extend(place.HF_HUB_OFFLINE for place in places)
+        return []
+
+    monkeypatch.setattr(sources, "getproxies", lambda: proxies)
+    hub_answers(monkeypatch, load_dataset)
+    monkeypatch.setattr(sources.socket, "getaddrinfo", nowhere)
+    for place in places:
+        monkeypatch.setattr(place, "HF_HUB_OFFLINE", False)
+    assert sources.load_from_hub("org/name", None, "train", False) == []
+    assert seen == [not proxies] * 2  # behind a proxy nobody needs the address
+    assert [place.HF_HUB_OFFLINE for place in places] == [False, False]
 
 
 def test_large_corpora_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:

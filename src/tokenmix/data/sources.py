@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tokenmix.data.readers import COMPRESSED, Reader, Row, by_suffix, malformed, tsv
 
@@ -158,15 +162,37 @@ def load_from_hub(name: str, config: str | None, split: str, streaming: bool) ->
 
     log.info("loading %s from the Hugging Face Hub", name)
     try:
-        try:
-            return load_dataset(name, config, split=split, streaming=streaming)
-        except RuntimeError as error:
-            if "scripts are no longer supported" not in str(error):
-                raise
-            return load_dataset(name, config, split=split, streaming=streaming, revision="refs/convert/parquet")
+        with _offline_without_network():
+            try:
+                return load_dataset(name, config, split=split, streaming=streaming)
+            except RuntimeError as error:
+                if "scripts are no longer supported" not in str(error):
+                    raise
+                return load_dataset(name, config, split=split, streaming=streaming, revision="refs/convert/parquet")
     except Exception as error:  # whatever the network or the Hub answered: to the caller the data is not there
         reason = f"{type(error).__name__}: {error}"
         raise FileNotFoundError(f"The Hugging Face Hub did not serve {name!r} ({reason})") from error
+
+
+@contextmanager
+def _offline_without_network() -> Iterator[None]:
+    """Where the Hub has no address, only its local cache is asked: its client would try again for half a minute."""
+    import datasets.config
+    import huggingface_hub.constants
+
+    places: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
+    before = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        if not getproxies():
+            socket.getaddrinfo(urlsplit(huggingface_hub.constants.ENDPOINT).hostname, None)
+    except OSError:
+        for place in places:
+            place.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
 
 
 @dataclass(frozen=True, eq=False)
