@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tokenmix.mixers.base import Mixer, Slot, masked, shift_window
 from tokenmix.mixers.expression import Sublayer, option, register, whole
 from tokenmix.mixers.site import Site
 from tokenmix.ops import persist
-
-CHUNK = 1 << 24  # hidden values held at once by the windowed form
+from tokenmix.ops.window import window_mlp
 
 
 @register("token_mlp")
@@ -97,25 +95,10 @@ class _CausalTokenMlp(Mixer):
         wide = shift_window(masked(x, mask), self.window, causal=True, slot=slot)
         if record is not None and (slot is None or slot.fresh):
             record["mixing"] = self._matrix(x.shape[1])
-        rows = max(1, CHUNK // max(1, x.numel()))
-        y = self.b.expand(x.shape)
-        for first in range(0, self.a.shape[0], rows):
-            part = (wide, self.w1[first : first + rows], self.b1[first : first + rows], self.a[first : first + rows])
-            y = y + (
-                _window_mlp(*part) if rows >= self.a.shape[0] else checkpoint(_window_mlp, *part, use_reentrant=False)
-            )
-        return y
+        return window_mlp(wide, self.w1, self.b1, self.a) + self.b
 
     def _matrix(self, length: int) -> Tensor:
         band = torch.zeros(length, length + self.window - 1, device=self.w1.device, dtype=self.w1.dtype)
         i = torch.arange(length, device=self.w1.device)[:, None]
         band[i, i + torch.arange(self.window, device=self.w1.device)] = (self.a @ self.w1).flip(-1)
         return band[None, None, :, self.window - 1 :]
-
-
-def _window_mlp(wide: Tensor, w1: Tensor, b1: Tensor, a: Tensor) -> Tensor:
-    """Σ_h a_h · gelu(Σ_s W₁[h, s] x_{t−s} + b_h) for some of the hidden units."""
-    # [batch, channels, length, window], oldest token first; along the last dimension, since the compiler of torch 2.13
-    # gets the gradient of windows along another one wrong on a CPU
-    windows = wide.transpose(1, 2).unfold(-1, w1.shape[1], 1)
-    return (nn.functional.gelu(windows @ w1.flip(-1).T + b1) @ a).transpose(1, 2)
