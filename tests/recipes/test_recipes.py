@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import io
 import json
+import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from tokenmix.recipes.ledger import ledger, rows
 from tokenmix.recipes.recipe import SCALES, Recipe, Stage
 from tokenmix.recipes.run import config_of, contenders_of, reproduce
 from tokenmix.training import RunConfig
+from tokenmix.training.config import assignment, merge
 from tokenmix.training.features import HEADS
 
 RECIPES = load_recipes()
@@ -260,6 +264,22 @@ def test_ledger_has_a_row_for_every_claim_and_says_what_was_not_run(tmp_path: Pa
     page = ledger(tmp_path)
     assert page.count("\n| ") == len(found) + 1
     assert "`tokenmix reproduce remixer-table-4 --scale bench`" in page
+
+
+@pytest.mark.parametrize(
+    "value", [1e-5, 1e16, 0.0001, 3, True, None, "rms", "1e-5", "null", "two words", "it's", '"', "$HOME | `x`", [1e-8]]
+)
+def test_a_command_says_the_settings_that_were_changed(value: Any) -> None:
+    changed = {"model": {"options": {"x": value}}, "budget": {"steps": 7}}
+    words = shlex.split(get_recipe("gmlp-table-2").command("bench", changed, seeds=5))
+    assert merge(*(assignment(text) for name, text in pairwise(words) if name == "--set")) == changed
+    assert words[-2:] == ["--seeds", "5"]
+
+
+def test_time_in_a_recipe_is_its_estimate() -> None:
+    for recipe in RECIPES.values():
+        if said := re.search(r"about (\d+)\s+minutes", recipe.doc):
+            assert abs(int(said[1]) - gpu_minutes(recipe, "bench")) <= 0.6, recipe.name
 
 
 def test_ledger_judges_committed_numbers(tmp_path: Path) -> None:

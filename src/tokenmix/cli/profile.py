@@ -81,14 +81,14 @@ def model_config(entry: Any, body: str, options: dict[str, Any], longest: int = 
 
 
 def _options(settings: list[str]) -> dict[str, Any]:
-    import yaml
+    from tokenmix.training.config import setting
 
     found = {}
     for text in settings:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise ValueError(f"--set {text!r}: expected OPTION=VALUE, for example --set d_model=256")
-        found[key.strip()] = yaml.safe_load(value)
+        found[key.strip()] = setting(value)
     return found
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from tokenmix.data.readers import COMPRESSED, Reader, Row, by_suffix, malformed,
 __all__ = ["Files", "Hub", "Made", "Row", "Source", "data_folder", "tsv"]
 
 log = logging.getLogger(__name__)
+_SWITCHES = threading.RLock()
 Adapt = Callable[[Row], Iterable[Row]]
 
 
@@ -176,23 +178,29 @@ def load_from_hub(name: str, config: str | None, split: str, streaming: bool) ->
 
 @contextmanager
 def _offline_without_network() -> Iterator[None]:
-    """Where the Hub has no address, only its local cache is asked: its client would try again for half a minute."""
+    """Where the Hub has no address, only its local cache is asked: its client would try again for half a minute.
+
+    Its switches are the whole process's, so that threads take turns.
+    """
     import datasets.config
     import huggingface_hub.constants
 
     places: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
-    before = [place.HF_HUB_OFFLINE for place in places]
-    try:
-        if not getproxies():
-            socket.getaddrinfo(urlsplit(huggingface_hub.constants.ENDPOINT).hostname, None)
-    except OSError:
-        for place in places:
-            place.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        for place, value in zip(places, before, strict=True):
-            place.HF_HUB_OFFLINE = value
+    endpoint = huggingface_hub.constants.ENDPOINT
+    with _SWITCHES:
+        before = [place.HF_HUB_OFFLINE for place in places]
+        try:
+            if not {"http", "https", "all"} & getproxies().keys():  # a proxy asks for the address itself
+                socket.getaddrinfo(urlsplit(endpoint).hostname, None)
+        except (OSError, ValueError) as error:
+            log.warning("%s has no address here (%s): only the local cache is read", endpoint, error)
+            for place in places:
+                place.HF_HUB_OFFLINE = True
+        try:
+            yield
+        finally:
+            for place, value in zip(places, before, strict=True):
+                place.HF_HUB_OFFLINE = value
 
 
 @dataclass(frozen=True, eq=False)

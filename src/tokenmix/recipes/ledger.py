@@ -75,7 +75,7 @@ def _row(recipe: Recipe, claim: Mapping[str, str], result: Mapping[str, Any] | N
         "verdict": claim["verdict"],
         "why": claim["reason"] + missing,
         "scale and its limits": f"{scale}, {seeds}, {', '.join(result['devices'])}: {note}{changed}",
-        "again with": f"`{recipe.command(scale, result.get('changed'))}`",
+        "again with": f"`{recipe.command(scale, result.get('changed'), result['seeds'])}`",
     }
 
 

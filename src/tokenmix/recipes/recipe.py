@@ -125,13 +125,15 @@ class Recipe:
             raise unknown(f"scale of {self.name}", name, self.scales)
         return self.scales[name]
 
-    def command(self, scale: str = "bench", settings: Mapping[str, Any] | None = None) -> str:
-        """What makes it again, with other settings than its own.
+    def command(self, scale: str = "bench", settings: Mapping[str, Any] | None = None, seeds: int | None = None) -> str:
+        """What makes it again, with other settings and seeds than its own.
 
         >>> get_recipe("gmlp-table-2").command("bench", {"budget": {"steps": 100}})
         'tokenmix reproduce gmlp-table-2 --scale bench --set budget.steps=100'
         """
         options = [f"--set {shlex.quote(f'{name}={json.dumps(value)}')}" for name, value in _flat(settings or {})]
+        if seeds is not None and seeds != self.scale(scale).seeds:
+            options.append(f"--seeds {seeds}")
         return " ".join([f"tokenmix reproduce {self.name} --scale {scale}", *options])
 
 

@@ -156,7 +156,7 @@ def reproduce(
             jobs=jobs,
             weights=weights.get(stage.after) if stage.after else None,
             live=live,
-            command=recipe.command(scale, settings),
+            command=recipe.command(scale, settings, count),
             report=report,
             pool=folder,
         )
@@ -365,7 +365,7 @@ def _result(
         "note": recipe.scale(scale).note,
         "changed": dict(settings or {}),
         "seeds": seeds,
-        "command": recipe.command(scale, settings),
+        "command": recipe.command(scale, settings, seeds),
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "seconds": seconds,
         "versions": versions(),

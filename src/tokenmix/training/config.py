@@ -241,6 +241,18 @@ def dotted(assignments: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def setting(text: str) -> Any:
+    """What a value on the command line says: JSON, in which 1e-5 is a number, else YAML, in which words need no quotes.
+
+    >>> setting("1e-5"), setting("bf16"), setting("null")
+    (1e-05, 'bf16', None)
+    """
+    try:
+        return json.loads(text)
+    except ValueError:
+        return yaml.safe_load(text)
+
+
 def assignment(text: str) -> dict[str, Any]:
     """`optimizer.lr=1e-3` as a nested dictionary: what `--set` takes. `null` is None, `validation.examples=null` all.
 
@@ -250,7 +262,7 @@ def assignment(text: str) -> dict[str, Any]:
     path, equals, value = text.partition("=")
     if not equals or not path:
         raise ValueError(f"--set {text!r}: expected KEY=VALUE, for example --set optimizer.lr=1e-3")
-    made: Any = yaml.safe_load(value)
+    made = setting(value)
     for name in reversed(path.strip().split(".")):
         made = {name: made}
     return made
