@@ -297,6 +297,7 @@ def test_ledger_judges_committed_numbers(tmp_path: Path) -> None:
     assert "**holds** (1)" in ledger(tmp_path)
     changed = result | {"changed": {"budget": {"steps": 100}, "model": {"options": {"norm": "rms"}}}}
     again = next(row for row in rows({"remixer-table-4": changed}) if row["from"] == recipe.place)
+    assert "bench with other settings, those of the command, 3 seeds" in again["scale and its limits"]
     assert again["again with"].endswith(" --set budget.steps=100 --set 'model.options.norm=\"rms\"'`")
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match=r"bad.json is no result"):

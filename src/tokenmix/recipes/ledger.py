@@ -64,7 +64,13 @@ def _row(recipe: Recipe, claim: Mapping[str, str], result: Mapping[str, Any] | N
             "scale and its limits": f"bench: {note}",
             "again with": f"`{recipe.command()}`",
         }
-    changed = "; settings changed as in the command" if result.get("changed") else ""
+    if result.get("changed"):
+        which, note = (
+            f"{scale} with other settings, those of the command",
+            f"as far as they do not say otherwise: {note}",
+        )
+    else:
+        which = scale
     seeds = f"{result['seeds']} seed{'s' if result['seeds'] > 1 else ''}"
     missing = f"; about {gpu_minutes(recipe, 'bench'):.0f} GPU minutes" if claim["verdict"] == NOT_RUN else ""
     return {
@@ -74,7 +80,7 @@ def _row(recipe: Recipe, claim: Mapping[str, str], result: Mapping[str, Any] | N
         "ours": claim["ours"],
         "verdict": claim["verdict"],
         "why": claim["reason"] + missing,
-        "scale and its limits": f"{scale}, {seeds}, {', '.join(result['devices'])}: {note}{changed}",
+        "scale and its limits": f"{which}, {seeds}, {', '.join(result['devices'])}: {note}",
         "again with": f"`{recipe.command(scale, result.get('changed'), result['seeds'])}`",
     }
 
