@@ -276,7 +276,9 @@ LAYERS = [
 @pytest.mark.parametrize("layer", [*LAYERS, "fourier | mlp", "linformer(k=4) | mlp"])
 def test_training_computes_nothing_for_padding_and_learns_the_same(layer: str, norm_position: str) -> None:
     model, given = padded_batch(layer, norm_position=norm_position)
-    compare_without_padding(model, given, alone={16}, padded={24})
+    (alone, found), (padded, right) = learned(model, given, return_logits=False), learned(model, given)
+    assert (alone, padded) == ({16}, {24})
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -284,16 +286,17 @@ def test_a_decoder_computes_nothing_behind_the_last_label(layer: str) -> None:
     model, given = padded_batch(layer, body="seq2seq", positions="relative")
     labels = torch.randint(3, 50, (3, 6)).masked_fill(torch.arange(6) >= torch.tensor([[2], [6], [4]]), -100)
     labels[1, :3] = -100  # not predicted, and yet read by what is
-    compare_without_padding(model, given | {"labels": labels}, alone={16, 12}, padded={24, 18})
+    given["labels"] = labels
+    (alone, found), (padded, right) = learned(model, given, return_logits=False), learned(model, given)
+    assert (alone, padded) == ({16, 12}, {24, 18})
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
     mask = torch.ones(3, 6)
     mask[0, 2:] = 0  # a mask of one's own: all is computed
-    seen = tokens_of(model)
-    right = model(**given | {"labels": labels, "decoder_attention_mask": mask}).loss
-    seen.clear()
-    out = model(**given | {"labels": labels, "decoder_attention_mask": mask}, return_logits=False)
-    torch.testing.assert_close(out.loss, right)
-    assert 18 in seen
-    assert 12 not in seen
+    given["decoder_attention_mask"] = mask
+    computed, found = learned(model, given, return_logits=False)
+    torch.testing.assert_close(found["loss"], learned(model, given)[1]["loss"])
+    assert 18 in computed
+    assert 12 not in computed
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -343,18 +346,13 @@ def test_functional_gradients_see_through_padding() -> None:
     torch.testing.assert_close(slope, sum(g.square().sum() for g in found.values()), rtol=1e-3, atol=1e-4)
 
 
-def compare_without_padding(model: Any, given: dict[str, Any], alone: set[int], padded: set[int]) -> None:
-    """Loss and gradients are those of the padded batch, which a call that returns logits computes."""
+def learned(model: Any, given: dict[str, Any], **options: Any) -> tuple[set[int], dict[str, torch.Tensor]]:
+    """Numbers of tokens that were computed for; the loss, and the gradient of every parameter."""
     seen = tokens_of(model)
-    results = []
-    for tokens, options in ((alone, {"return_logits": False}), (padded, {})):
-        model.zero_grad()
-        out = model(**given, **options)
-        out.loss.backward()
-        results.append((out.loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
-        assert set(seen) == tokens
-        seen.clear()
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+    model.zero_grad()
+    out = model(**given, **options)
+    out.loss.backward()
+    return set(seen), {"loss": out.loss.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
 def test_whole_examples_are_dropped_without_padding_too() -> None:

@@ -276,6 +276,13 @@ def test_a_command_says_the_settings_that_were_changed(value: Any) -> None:
     assert words[-2:] == ["--seeds", "5"]
 
 
+def test_a_result_holds_no_path_of_the_machine(tmp_path: Path) -> None:
+    recipe = get_recipe("gmlp-table-2")
+    result = reproduce(recipe, "tiny", out=tmp_path, seeds=1, data=str(tmp_path), only=["gMLP-S"], report=False)
+    assert result["stages"]
+    assert str(tmp_path) not in json.dumps(result)
+
+
 def test_time_in_a_recipe_is_its_estimate() -> None:
     for recipe in RECIPES.values():
         if said := re.search(r"about (\d+)\s+minutes", recipe.doc):

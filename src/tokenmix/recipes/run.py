@@ -325,14 +325,15 @@ def _is_number(text: str) -> bool:
 
 
 def _short(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A comparison without its curves: small enough to be committed."""
-    kept = ("task", "form", "split", "metric", "higher_is_better", "budget", "match", "note", "settings")
+    """A comparison without its curves and without paths of this machine: small enough to be committed."""
+    kept = ("task", "form", "split", "metric", "higher_is_better", "budget", "match", "note")
+    data = {name: value for name, value in result["settings"]["data"].items() if name != "folder"}
     rows = []
     for row in result["models"]:
         names = ("seed", "status", "error", "device", "steps", "seconds", "metrics", "categories")
         runs = [{name: run[name] for name in names} for run in row["runs"]]
         rows.append({name: value for name, value in row.items() if name not in ("runs", "config")} | {"runs": runs})
-    return {**{name: result[name] for name in kept}, "models": rows}
+    return {**{name: result[name] for name in kept}, "settings": result["settings"] | {"data": data}, "models": rows}
 
 
 def _result(
