@@ -192,19 +192,19 @@ class Attention(Mixer):
         if self.persistent and asked.step is None:  # one matrix serves the whole batch
             assert logits.bias is not None
             mixed = persist(logits.bias, value, softmax=True, mask=mask, causal=causal, dropout=dropout)
-            return self.out(mixed if rows is None else rows.gather(mixed)).view(shape)
-        mixed = attend(
-            logits.q,
-            logits.k,
-            self._heads(value),
-            bias=logits.bias,
-            key_bias=logits.key,
-            tile=logits.tile,
-            mask=mask,
-            causal=causal,
-            dropout=dropout,
-        )
-        mixed = mixed.transpose(1, 2).flatten(-2)
+        else:
+            mixed = attend(
+                logits.q,
+                logits.k,
+                self._heads(value),
+                bias=logits.bias,
+                key_bias=logits.key,
+                tile=logits.tile,
+                mask=mask,
+                causal=causal,
+                dropout=dropout,
+            )
+            mixed = mixed.transpose(1, 2).flatten(-2)
         return self.out(mixed if rows is None else rows.gather(mixed)).view(shape)
 
     def _logits(self, asked: Asked, bias: Tensor | None) -> Logits:

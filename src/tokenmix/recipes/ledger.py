@@ -64,13 +64,10 @@ def _row(recipe: Recipe, claim: Mapping[str, str], result: Mapping[str, Any] | N
             "scale and its limits": f"bench: {note}",
             "again with": f"`{recipe.command()}`",
         }
+    which = scale
     if result.get("changed"):
-        which, note = (
-            f"{scale} with other settings, those of the command",
-            f"as far as they do not say otherwise: {note}",
-        )
-    else:
-        which = scale
+        which += " with other settings, those of the command"
+        note = f"as far as they do not say otherwise: {note}"
     seeds = f"{result['seeds']} seed{'s' if result['seeds'] > 1 else ''}"
     missing = f"; about {gpu_minutes(recipe, 'bench'):.0f} GPU minutes" if claim["verdict"] == NOT_RUN else ""
     return {

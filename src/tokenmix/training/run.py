@@ -130,9 +130,7 @@ class Session:
         body = parts.model.config.body
         places = config.device.skip_padding and bounded
         if places and (body != "seq2seq" or world > 1):
-            raise ValueError(
-                "device.skip_padding is for seq2seq models in one process; others are trained with padding"
-            )
+            raise ValueError("device.skip_padding is for seq2seq models in one process; leave it at false for others")
         batches = Batches(
             parts.examples, config.data.batch_size, config.seed, buckets=config.data.buckets,
             exact=not bounded, most=None if body == "vision" else parts.model.config.max_length, causal=body == "decoder",
