@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 import tokenmix.training
@@ -186,15 +187,50 @@ def test_side_by_side_gives_the_same_table(tmp_path: Path, reference: dict[str, 
 def test_process_that_dies_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tokenmix.compare.engine as engine
 
-    def dies(spec: Any, slot: int) -> Any:
-        Path(spec.folder).mkdir(parents=True, exist_ok=True)
-        (Path(spec.folder) / "log.txt").write_text("")
+    def dies(specs: Any, slot: int) -> Any:
         return subprocess.Popen([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
 
     monkeypatch.setattr(engine, "_start", dies)
     found = run_all(specs(contenders(MODELS), SETTINGS, [0], tmp_path), jobs=2)
     assert [record["status"] for record in found] == ["failed", "failed"]
     assert "SIGKILL" in found[0]["error"]
+
+
+def test_on_a_gpu_a_process_runs_the_seeds_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that fails, and one that dies, takes none of the others with it."""
+    import tokenmix.compare.engine as engine
+
+    short = {**SETTINGS, "budget": {"steps": 2}, "validation": {"every": 0, "examples": 4}}
+    alone = run(tmp_path / "alone", settings=short, seeds=3)
+    runs = specs(contenders(MODELS), short, range(3), tmp_path / "kin", judging=Judging(examples=8), threads=1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    kin = engine._kin(runs)
+    monkeypatch.undo()
+    assert [[spec.label for spec in group] for group in kin] == [[f"{m}, seed {s}" for s in range(3)] for m in MODELS]
+
+    started, start = [], engine._start
+
+    def counted(group: Any, slot: int) -> Any:
+        started.append([spec.seed for spec in group])
+        process = start(group, slot)
+        if group[0].label == "random | geglu, seed 0":
+            process.kill()
+        return process
+
+    monkeypatch.setattr(engine, "_start", counted)
+    monkeypatch.setattr(engine, "_kin", lambda todo: [[s for s in todo if s.model == model] for model in MODELS])
+    broken = Path(next(spec.folder for spec in runs if spec.label == "transformer, seed 1"))
+    broken.mkdir(parents=True)
+    (broken / "trained.json").write_text("{")
+    found = {(r["model"], r["seed"]): r for r in run_all(runs, jobs=2)}
+    failed = {label for label, record in found.items() if record["status"] == "failed"}
+    assert failed == {("transformer", 1), ("random | geglu", 0)}
+    assert "SIGKILL" in found["random | geglu", 0]["error"]
+    for row in alone["models"]:
+        for before in row["runs"]:
+            after = found[row["name"], before["seed"]]
+            assert after["status"] == "failed" or after["metrics"] == before["metrics"]
+    assert sorted(started) == [[0, 1, 2], [0, 1, 2], [1, 2], [2]]
 
 
 def test_ray_gives_the_same_table(tmp_path: Path, reference: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,7 +243,7 @@ def test_the_compiler_is_told_the_truth_about_attend(shared: bool, order: Any) -
     q, v = draw(3, 2, 21, 8, dtype=torch.float32), draw(3, 2, 37, 16, dtype=torch.float32)
     k, bias = draw(1 if shared else 3, 2, 37, 8, dtype=torch.float32), draw(2, 21, 37, dtype=torch.float32)
     seed = torch.tensor([7, 1 << 31], device=DEVICE)
-    terms = (*map(order, (q, k, v, bias, draw(2, 37, dtype=torch.float32), lengths(3, 37))), seed, False, 0.1)
+    terms = (*map(order, (q, k, v, bias, draw(2, 37, dtype=torch.float32), lengths(3, 37))), None, seed, False, 0.1)
     out, lse = torch.ops.tokenmix.attend(*terms)
     pairs = real_and_fake(torch.ops.tokenmix.attend, *terms)
     pairs += real_and_fake(
@@ -383,6 +383,27 @@ def test_attend_with_dropout_equals_the_formulas(
         return (torch.softmax(logits, -1) * factor.to(q.dtype)) @ v
 
     assert not disagreements(partial(attend, mask=mask, causal=causal, dropout=p), formula, inputs)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_that_nobody_reads_are_left_out(causal: bool, dtype: torch.dtype) -> None:
+    """Those that are read, and all gradients, are as without `lengths`; the others are 0 where whole blocks are."""
+    size = (4, 2, 160, 32) if DEVICE == "cuda" else (4, 2, 70, 8)
+    inputs = {n: draw(*size, dtype=dtype) for n in "qkv"}
+    inputs["q"], inputs["bias"] = inputs["q"] / 3, draw(2, size[2], size[2], dtype=dtype)
+    seen = lengths(4, size[2])
+    ends = seen.sum(1, dtype=torch.int32)
+    mask = None if causal else seen  # a causal query sees no padding behind it
+
+    def read(function: Any, **more: Any) -> Callable[..., Tensor]:
+        return lambda **terms: function(**terms, mask=mask, causal=causal, **more) * seen[:, None, :, None]
+
+    assert not disagreements(read(attend, lengths=ends), read(reference.attend), inputs)
+    out = attend(**inputs, mask=mask, causal=causal, lengths=ends)
+    assert not out[3, :, -1].any()
+    assert attend(**inputs, mask=mask, causal=causal)[3, :, -1].all()
 
 
 @needs_kernels

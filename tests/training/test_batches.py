@@ -166,8 +166,9 @@ def test_mixtures_of_tasks_make_batches_and_warm_up() -> None:
     assert seen <= {shape[0] for shape in batches.shapes}
     tried = []
     trainer = SimpleNamespace(
-        compiled=True, graphs=None, batches=batches, world=1, model=torch.nn.Identity(), device=torch.device("cpu"),
-        optimizer=torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), _to_device=lambda tensors: tensors,
+        compiled=True, graphs=None, ready=False, batches=batches, world=1, model=torch.nn.Identity(),
+        device=torch.device("cpu"), optimizer=torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]),
+        _to_device=lambda tensors: tensors,
         _items=lambda batch: None, _gradients=lambda batch, items, seed: tried.append(batch.shape),
         _record=lambda batch, items: None, _say=lambda text: None,
     )  # fmt: skip

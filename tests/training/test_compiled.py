@@ -11,7 +11,7 @@ import pytest
 import torch
 from small_runs import tiny, weights
 
-from tokenmix.training import Callback, loop, train
+from tokenmix.training import Callback, loop, resident, train
 from tokenmix.training.graphs import GraphedSteps, shape_of
 from tokenmix.training.loop import Trainer
 
@@ -103,6 +103,35 @@ def test_the_loop_around_recorded_steps(tmp_path: Path, monkeypatch: pytest.Monk
     assert max(off.values()) < 1e-4, (
         off
     )  # weights move by some 1e-2; AdamW makes much of the rounding of tiny gradients
+
+
+def test_seeds_of_a_model_share_what_was_compiled_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second run takes over the first one's model and ends with the weights that it reaches by itself."""
+    monkeypatch.setattr(loop, "GraphedSteps", Replayed)
+    monkeypatch.setattr(Trainer, "_wants_graphs", lambda self: True)
+    record, recorded = Replayed.record, []
+
+    def counted(self: Replayed, tensors: dict[str, torch.Tensor], items: torch.Tensor) -> None:
+        recorded.append(shape_of(tensors))
+        record(self, tensors, items)
+
+    monkeypatch.setattr(Replayed, "record", counted)
+    options = {"budget__steps": 6, "data__buckets": 1, "device__skip_padding": True, "device__cuda_graphs": True}
+    options |= {"model__name": None, "model__layer": "random(fixed=True) + dot | geglu"}  # a buffer of its own, too
+    runs = {}
+    for name, seed in (("first", 0), ("second", 1), ("again", 0)):
+        train(tiny(tmp_path / name, seed=seed, **options))
+        runs[name] = weights(tmp_path / name)
+    assert len(recorded) == 1
+    monkeypatch.setattr(resident, "_last", None)
+    train(tiny(tmp_path / "alone", seed=1, **options))
+    assert len(recorded) == 2
+    for name, value in weights(tmp_path / "alone").items():
+        assert torch.equal(value, runs["second"][name]), name
+        assert torch.equal(runs["again"][name], runs["first"][name]), name
+    assert any(not torch.equal(value, runs["first"][name]) for name, value in runs["second"].items())
+    train(tiny(tmp_path / "wider", seed=1, **{**options, "model__options": {"d_model": 48}}))  # another kind
+    assert len(recorded) == 3
 
 
 def test_steps_that_cannot_be_recorded_are_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def run_all(
         elif jobs > 1:
             _side_by_side(todo, jobs, keep)
         else:
-            _here(todo, keep)
+            _here([spec for kin in _kin(todo) for spec in kin], keep)
     return [found[spec.folder] for spec in runs]
 
 
@@ -79,71 +79,105 @@ def _here(runs: Iterable[RunSpec], keep: OnRecord) -> None:
 
 def _side_by_side(runs: Sequence[RunSpec], jobs: int, keep: OnRecord) -> None:
     """Several processes at a time. What runs out of memory beside others is tried again alone."""
-    waiting, running = list(runs), dict[int, tuple[subprocess.Popen[bytes], RunSpec]]()
+    waiting, running = _kin(runs), dict[int, tuple[subprocess.Popen[bytes], list[RunSpec]]]()
     crowded: list[RunSpec] = []
+
+    def collect(specs: list[RunSpec]) -> None:
+        for spec in [spec for spec in specs if (Path(spec.folder) / "record.json").exists()]:
+            specs.remove(spec)
+            record = _record(spec)
+            if _starved(record) and len(runs) > 1:
+                crowded.append(spec)
+            else:
+                keep(record)
+
     try:
         while waiting or running:
             for slot in range(jobs):
                 if slot not in running and waiting:
-                    spec = waiting.pop(0)
-                    running[slot] = (_start(spec, slot), spec)
-            for slot, (process, spec) in list(running.items()):
-                if process.poll() is None:
+                    specs = waiting.pop(0)
+                    running[slot] = (_start(specs, slot), specs)
+            for slot, (process, specs) in list(running.items()):
+                code = process.poll()
+                collect(specs)
+                if code is None:
                     continue
                 del running[slot]
-                if process.returncode == 130:
-                    raise Interrupted(spec.label)
-                record = _record(spec, process.returncode)
-                if record["status"] == "failed" and "out of memory" in record["error"].lower() and len(runs) > 1:
-                    crowded.append(spec)
-                else:
-                    keep(record)
+                if code == 130:
+                    raise Interrupted(specs[0].label if specs else "side by side")
+                if specs and code == 0:  # it stopped after one that failed
+                    waiting.insert(0, specs)
+                elif specs:
+                    keep(_died(specs.pop(0), code))
+                    waiting[:0] = [specs] if specs else []
             time.sleep(0.2)
         for spec in crowded:
             logger.info("%s ran out of memory beside other runs; trying it alone", spec.label)
-            process = _start(spec, 0)
-            running[0] = (process, spec)
+            process = _start([spec], 0)
+            running[0] = (process, [spec])
             process.wait()
             del running[0]
-            keep(_record(spec, process.returncode))
+            keep(_record(spec) if (Path(spec.folder) / "record.json").exists() else _died(spec, process.returncode))
     except KeyboardInterrupt:
         raise Interrupted("side by side") from None
     finally:
         _stop([process for process, _ in running.values()])
 
 
-def _start(spec: RunSpec, slot: int) -> subprocess.Popen[bytes]:
+def _kin(runs: Sequence[RunSpec]) -> list[list[RunSpec]]:
+    """What one process runs: on a GPU the seeds of a model, which then compile it once; elsewhere a run."""
     import torch
 
-    folder = Path(spec.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "record.json").unlink(missing_ok=True)
-    path = folder / "spec.json"
-    path.write_text(json.dumps(dataclasses.asdict(spec)), encoding="utf-8")
+    if not torch.cuda.is_available():
+        return [[spec] for spec in runs]
+    kin: dict[str, list[RunSpec]] = {}
+    for spec in runs:
+        kin.setdefault(spec.model, []).append(spec)
+    return list(kin.values())
+
+
+def _start(specs: Sequence[RunSpec], slot: int) -> subprocess.Popen[bytes]:
+    import torch
+
+    paths = []
+    for spec in specs:
+        folder = Path(spec.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "record.json").unlink(missing_ok=True)
+        paths.append(folder / "spec.json")
+        paths[-1].write_text(json.dumps(dataclasses.asdict(spec)), encoding="utf-8")
     environment = dict(os.environ)
-    if threads := spec.config["device"]["threads"]:
+    if threads := specs[0].config["device"]["threads"]:
         environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     gpus = torch.cuda.device_count()
     if gpus > 1 and "CUDA_VISIBLE_DEVICES" not in environment:
         environment["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
-    with open(folder / "log.txt", "ab") as log:
-        command = [sys.executable, "-m", "tokenmix.compare.worker", str(path), str(os.getpid())]
+    with open(paths[0].with_name("log.txt"), "ab") as log:
+        command = [sys.executable, "-m", "tokenmix.compare.worker", str(os.getpid()), *map(str, paths)]
         return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
 
-def _record(spec: RunSpec, code: int) -> Record:
-    """What the process left; where it left nothing, what killed it."""
+def _record(spec: RunSpec) -> Record:
+    """What a process left of a run."""
     path = Path(spec.folder) / "record.json"
-    if path.exists():
-        record = json.loads(path.read_text(encoding="utf-8"))
-        path.unlink()
-        return record
+    record = json.loads(path.read_text(encoding="utf-8"))
+    path.unlink()
+    return record
+
+
+def _starved(record: Record) -> bool:
+    return record["status"] == "failed" and "out of memory" in record["error"].lower()
+
+
+def _died(spec: RunSpec, code: int) -> Record:
+    """A process left nothing of a run: what killed it."""
     if code < 0:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name
             hint = " (out of memory?)" if name == "SIGKILL" else ""
             return _failed(spec, f"the process was ended by {name}{hint}")
-    lines = (Path(spec.folder) / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    log = Path(spec.folder) / "log.txt"
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
     return _failed(spec, f"the process ended with {code}: {lines[-1] if lines else 'no message'}")
 
 

@@ -6,7 +6,7 @@
     RUN/live.json            where it stands, for the live view
 
 A run that was killed goes on; one that is finished is read. As a program it is what `--jobs` starts:
-`python -m tokenmix.compare.worker SPEC.json`.
+`python -m tokenmix.compare.worker PARENT SPEC.json …`.
 """
 
 from __future__ import annotations
@@ -308,15 +308,19 @@ def _die_with(parent: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m tokenmix.compare.worker SPEC.json PARENT`: the record goes beside the specification."""
-    path = Path(arguments[0])
-    _die_with(int(arguments[1]))
-    spec = spec_from_dict(json.loads(path.read_text(encoding="utf-8")))
-    try:
-        record = execute(spec)
-    except (Interrupted, KeyboardInterrupt):
-        return 130
-    _write(path.with_name("record.json"), record)
+    """`python -m tokenmix.compare.worker PARENT SPEC.json …`: one run after another, up to the first that fails (what comes
+    after it deserves a fresh process); each record goes beside its specification."""
+    parent, *paths = arguments
+    _die_with(int(parent))
+    for path in map(Path, paths):
+        spec = spec_from_dict(json.loads(path.read_text(encoding="utf-8")))
+        try:
+            record = execute(spec)
+        except (Interrupted, KeyboardInterrupt):
+            return 130
+        _write(path.with_name("record.json"), record)
+        if record["status"] == "failed":
+            break
     return 0
 
 

@@ -202,6 +202,7 @@ class Attention(Mixer):
                 tile=logits.tile,
                 mask=mask,
                 causal=causal,
+                lengths=None if rows is None else rows.lengths,
                 dropout=dropout,
             )
             mixed = mixed.transpose(1, 2).flatten(-2)

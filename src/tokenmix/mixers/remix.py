@@ -93,25 +93,24 @@ class RemixBlock(Mixer):
         **_: Any,
     ) -> Tensor:
         x1 = gelu_linear(self.w1, x, approximate="tanh") * self.w2(x)  # X' = σ_g(X W₁) ⊙ X W₂
-        if rows is not None:
-            x1 = rows.spread(x1)
-        remembered = slot.append("x1", x1) if slot is not None else x1
-        compose = Compose(self._alpha(x1)) if self.spec.compose is True else None
+        tokens = x1 if rows is None else rows.spread(x1)
+        remembered = slot.append("x1", tokens) if slot is not None else tokens
+        compose = Compose(self._alpha(tokens)) if self.spec.compose is True else None
         if slot is not None and not slot.fresh:
             xs = mix_rows(self.matrix(slot.span), remembered, slot, softmax=True)
-            xc = reference.apply_epilogue(xs, x1, compose)
+            xc = reference.apply_epilogue(xs, tokens, compose)
         else:
-            h = self.matrix(x1.shape[1])
+            h = self.matrix(tokens.shape[1])
             if record is not None:
                 record["mixing"] = reference.persistent_weights(h, mask, self.site.causal)
             dropout = self.spec.dropout if self.training else 0.0
-            xc = persist(h, x1, softmax=True, mask=mask, causal=self.site.causal, dropout=dropout, epilogue=compose)
+            xc = persist(h, tokens, softmax=True, mask=mask, causal=self.site.causal, dropout=dropout, epilogue=compose)
+        if rows is not None:
+            xc = rows.gather(xc)
         if self.spec.compose == "gated":
             g = torch.sigmoid(self.gate(x1))  # between X_C and X_S
             xs, xc = xc, reference.apply_epilogue(xc, x1, Compose(self._alpha(x1)))
             xc = g * xc + (1 - g) * xs
-        if rows is not None:
-            x1, xc = rows.gather(x1), rows.gather(xc)
         y = self.w3(self.dropout(xc))
         return y + x1 if self.spec.literal else y
 

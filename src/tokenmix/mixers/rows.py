@@ -19,8 +19,9 @@ class Rows:
     tensor([0., 1., 3.])
     """
 
-    def __init__(self, index: Tensor, shape: torch.Size) -> None:
+    def __init__(self, index: Tensor, shape: torch.Size, lengths: Tensor | None = None) -> None:
         self.index, self.shape = index, shape
+        self.lengths = lengths  #: [batch], where each example's padding begins, if that is known
 
     @classmethod
     def of(cls, real: Tensor) -> Rows:

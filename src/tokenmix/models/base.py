@@ -204,7 +204,8 @@ class TokenmixModel(TokenmixPreTrainedModel):
             return packed.join(x)
         back = None
         if tokens is not None and stack.training:  # padding stands behind them
-            context["rows"] = Rows(tokens, given.shape[:2])
+            real = mask if mask is not None else context.get("real")
+            context["rows"] = Rows(tokens, given.shape[:2], None if real is None else real.sum(1, dtype=torch.int32))
         elif mask is not None and length > 1 and mask.shape[0] and (order := right_padded(mask)) is not None:
             forth, back = order
             ids, vectors, segments, mask = (

@@ -155,6 +155,8 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
     ) -> Seq2SeqLMOutput:
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        # real tokens alone: a CPU takes any number of them, elsewhere `decoder_tokens` fixes it
+        alone = decoder_tokens is not None or (not return_logits and not torch.compiler.is_compiling())
         body = self.model(
             input_ids,
             attention_mask,
@@ -165,7 +167,7 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
             decoder_inputs_embeds=decoder_inputs_embeds,
             encoder_outputs=encoder_outputs,
             skip_padding=not return_logits,
-            decoder_read=None if return_logits or decoder_attention_mask is not None else _up_to_the_last(labels),
+            decoder_read=_up_to_the_last(labels) if alone and decoder_attention_mask is None else None,
             decoder_tokens=decoder_tokens,
             return_dict=True,
             **kwargs,
@@ -469,9 +471,10 @@ def _none_at_padding(labels: Tensor | None, *masks: Tensor | None) -> bool:
 
 def _up_to_the_last(labels: Tensor | None) -> Tensor | None:
     """[batch, length], True up to a row's last label: what stands behind it, a causal model need not look at."""
-    if labels is None or labels.device.type != "cpu" or torch.compiler.is_compiling():
+    if labels is None:
         return None
-    return (labels != IGNORED).flip(1).cummax(1).values.flip(1)
+    place = torch.arange(1, labels.shape[1] + 1, device=labels.device)
+    return place <= ((labels != IGNORED) * place).amax(1, keepdim=True)
 
 
 def _mean(states: Tensor, mask: Tensor | None) -> Tensor:

@@ -29,6 +29,7 @@ def attend(
     *,
     key_bias: Tensor | None = None,
     tile: tuple[Tensor, Tensor] | None = None,
+    lengths: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """softmax(q·kᵀ + bias + key_bias + tile)·v over the visible keys.
@@ -42,6 +43,8 @@ def attend(
         tile: (A [batch, heads, queries, a], B [batch, heads, queries, b]) adds A[i, j mod a]·B[i, j div a].
         mask: [batch, keys] or [batch, queries, keys], True = visible. A query that sees nothing gives 0.
         causal: query i sees keys j ≤ i.
+        lengths: [batch], a promise that nobody reads the output at queries from lengths[b] on, which then may be
+            anything finite, without gradient: kernels leave it out.
         dropout: probability of dropping an attention weight.
 
     >>> q, k, v = (torch.randn(2, 4, 10, 16) for _ in range(3))
@@ -69,7 +72,11 @@ def attend(
     if _fits_kernel(q, k, v, bias, key_bias, tile, mask):
         from tokenmix.ops.kernels.attend import fused_attend
 
-        return fused_attend(q, k, v, bias=bias, key_bias=key_bias, mask=mask, causal=causal, dropout=dropout)  # type: ignore[arg-type]
+        assert q is not None
+        assert k is not None
+        return fused_attend(
+            q, k, v, bias=bias, key_bias=key_bias, mask=mask, lengths=lengths, causal=causal, dropout=dropout
+        )
     trainable_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
     small = batch * heads * queries * keys <= SMALL
     if q is None or k is None or tile is not None or trainable_bias or (not v.is_cuda and (small or dropout)):

@@ -24,9 +24,13 @@ def attend(
     *,
     key_bias: Tensor | None = None,
     tile: tuple[Tensor, Tensor] | None = None,
+    lengths: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(q·kᵀ + bias + key_bias + tile)·v over the visible keys; a query that sees nothing gives 0."""
+    """softmax(q·kᵀ + bias + key_bias + tile)·v over the visible keys; a query that sees nothing gives 0.
+
+    Also queries that nobody reads (`lengths`) are computed.
+    """
     weights = attention_weights(q, k, v.shape, bias=bias, key_bias=key_bias, tile=tile, mask=mask, causal=causal)
     weights = torch.dropout(weights, dropout, dropout > 0)
     return torch.einsum("bhij,bhjd->bhid", weights, _up(v).expand(weights.shape[0], -1, -1, -1)).to(v.dtype)

@@ -81,7 +81,7 @@ def _backward(grad: Tensor, x: Tensor, w: Tensor, b: Tensor, a: Tensor) -> tuple
             dx[block] = torch.ops.aten.unfold_backward((dz @ wide.T).view(size[0], -1, window), size, 1, window, 1)
     dw, db, da = totals
     dx = dx.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2).contiguous()
-    return dx, dw.T.flip(-1).to(w.dtype), db.to(w.dtype), da.to(w.dtype)
+    return dx, dw.T.flip(-1).to(w.dtype).contiguous(), db.to(w.dtype), da.to(w.dtype)
 
 
 @_backward.register_fake

@@ -66,7 +66,7 @@ def bench_text(
     batch: int,
     lr: float,
     objective: str,
-    vocab: int = 16_000,
+    vocab: int = 8_000,
     body: str | None = None,
     feed_forward: str | None = None,
 ) -> Stage:

@@ -1,8 +1,8 @@
 """How long a recipe takes on one H200, before it is run.
 
-An estimate, for planning: a step of a small model waits for its kernels, however little each does, and then for its
-arithmetic. The two figures below give the 3.4 ms that a step of the COGS model takes when it is compiled and recorded
-(`benchmarks/results/cogs-rates-h200.json`).
+An estimate, for planning: a step of a small model waits for the kernels of its layers, however little each does, and
+then for its arithmetic. The two figures below give the 3.7 ms that a step of the COGS model takes when it is compiled and
+recorded (`benchmarks/results/cogs-step-h200.json`) within a quarter.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tokenmix.recipes.run import config_of, contenders_of, stages_of
 from tokenmix.training import RunConfig
 from tokenmix.training.config import merge
 
-KERNELS = 1.5e-3  # seconds of a step without its arithmetic
+KERNELS = 0.4e-3  # seconds of a step, for each layer, without its arithmetic
 FLOPS_PER_SECOND = 250e12
-START = 0.75  # minutes of a run that are not steps: starting, compiling (once for all seeds), judging
+START = 0.75  # minutes of a model that are not steps: starting and compiling, once for all seeds
 EPOCH_EXAMPLES = {"imagenet": 1_281_167, "sst2": 67_349, "mnli": 392_702}
 # Typical lengths of input and target in a padded batch, in tokens, where the data and not a setting decides them.
 LENGTHS = {
@@ -37,6 +37,8 @@ LENGTHS = {
     "sst2": (32, 8),
     "squad": (128, 8),
 }
+
+REAL = {"cogs": (10, 56), "multi30k": (20, 20)}  # the same without padding
 
 VOCABULARY = {"cogs": 834, "scan": 40}  # of tasks with few words
 
@@ -69,7 +71,7 @@ def _gpu_minutes(name: str, scale: str, only: tuple[str, ...], parts: tuple[str,
             if stage.profile:
                 total += 0.5 if stage.settings["steps"] else 0.0  # counting needs no GPU
                 continue
-            total += chosen.seeds * (START + _minutes(merge(stage.settings, changed), config))
+            total += START + chosen.seeds * _minutes(merge(stage.settings, changed), config)
     return total
 
 
@@ -89,7 +91,7 @@ def shape_of(run: RunConfig, config: Any) -> tuple[int, int | None]:
     target = min(run.data.max_target or length, config.max_length)
     if task.startswith(("text:", "shards:", "c4")):
         target = max(1, round(0.23 * length))  # span corruption: 114 of 512
-    for name, (inputs, targets) in LENGTHS.items():
+    for name, (inputs, targets) in ({**LENGTHS, **REAL} if run.device.skip_padding else LENGTHS).items():
         if task.startswith(name):
             length, target = min(length, inputs), min(target, targets)
             break
@@ -103,7 +105,8 @@ def _minutes(settings: Mapping[str, Any], config: Any) -> float:
     words = min(run.data.vocab_size, VOCABULARY.get(run.data.task, run.data.vocab_size)) / config.vocab_size
     asked = 0.15 if run.data.objective == "masked_lm" else 1.0  # a head sees what is to be predicted
     flops = 3 * run.data.batch_size * (parts.total - parts.head * max(0.0, 1 - words * asked))
-    return steps_of(run) * (KERNELS + flops / FLOPS_PER_SECOND) / 60
+    layers = config.layers + (config.decoder_layers or 0)
+    return steps_of(run) * (KERNELS * layers + flops / FLOPS_PER_SECOND) / 60
 
 
 def _flops(config: TokenmixConfig, length: int, target: int | None) -> Parts:

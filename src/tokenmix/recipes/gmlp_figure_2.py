@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-figure-2 --scale bench
 
-Time: about 19 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 15 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 two curves that lie on each other: gMLP and ViT at three sizes each, on Fashion-MNIST. The points of the paper's
 figure are those of its Table 2.
 """

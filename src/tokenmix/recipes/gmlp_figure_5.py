@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-figure-5 --scale bench
 
-Time: about 91 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Runs of
+Time: about 73 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Runs of
 Table 4 in the same --out are reused. Expect: log perplexity falls with log parameters along one line for both
 families, and finetuning accuracies rise equally fast.
 """

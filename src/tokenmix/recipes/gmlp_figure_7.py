@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-figure-7 --scale bench
 
-Time: about 93 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 65 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 at equal perplexity gMLP and aMLP are ahead on SST-2; on sentence pairs gMLP is behind and aMLP is not. The paper also
 varies the data (1, 2, 4 and 8 times); here the depth alone. The figure's points are not printed.
 """

@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-figure-8 --scale bench
 
-Time: about 139 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Runs of
+Time: about 122 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Runs of
 Figure 7 in the same --out are reused. Expect: aMLP ahead of the Transformer on both tasks at every size. The figure's
 points are not printed.
 """

@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-table-2 --scale bench
 
-Time: about 9 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 7 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 Fashion-MNIST in place of ImageNet, small models of equal size from scratch. In the paper gMLP and ViT are close, and
 both above the Mixer; after 2,000 steps on a CPU DeiT was below it (`recipes/results/gmlp-table-2.json`). ConvNets and
 ResMLP are quoted.

@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-table-4 --scale bench
 
-Time: about 91 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 73 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 gMLP ahead on SST-2 and behind on sentence pairs at every size; depths 0.5, 1, 2 and 4 times 4 + 4 blocks.
 """
 

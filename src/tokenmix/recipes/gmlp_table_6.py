@@ -2,7 +2,7 @@
 
     tokenmix reproduce gmlp-table-6 --scale bench
 
-Time: about 38 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 24 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 tiny attention (aMLP) closes the gap of gMLP on sentence pairs and questions; SQuAD v1.1 is a 10% subset here, v2.0 is
 absent.
 """

@@ -2,7 +2,7 @@
 
     tokenmix reproduce remixer-table-2 --scale bench
 
-Time: about 32 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 21 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 the tasks that are present here (BoolQ's training set and ReCoRD are not), small models pretrained on Wikipedia;
 differences of a point are inside the noise, the distance of the Mixer and of the bag of words to the others is not.
 """

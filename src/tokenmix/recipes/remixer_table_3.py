@@ -2,7 +2,7 @@
 
     tokenmix reproduce remixer-table-3 --scale bench
 
-Time: about 45 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 26 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 MNLI here is a 4% subset and QNLI and adversarial NLI have no training set here; SNLI (a 13% subset) stands in the
 column MNLI, and ConjNLI and abductive NLI are trained as they are.
 """

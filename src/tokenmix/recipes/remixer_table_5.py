@@ -2,7 +2,7 @@
 
     tokenmix reproduce remixer-table-5 --scale bench
 
-Time: about 68 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 19 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 the paper ablates on SuperGLUE after pretraining; here the same ablations are trained from scratch on COGS and on
 SNLI, at the size of Table 4's models, whose runs are used again.
 """

@@ -2,7 +2,7 @@
 
     tokenmix reproduce synthesizer-table-3 --scale bench
 
-Time: about 31 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 18 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 SAMSum's summaries and replies stand for CNN/DailyMail and PersonaChat; small models from scratch write poor
 summaries, so that differences are small and may stay undecided.
 """

@@ -2,7 +2,7 @@
 
     tokenmix reproduce synthesizer-table-4 --scale bench
 
-Time: about 33 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect: R
+Time: about 24 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect: R
 and D fall behind on sentence pairs and hold on SST; MNLI is a 4% subset here, QQP and QNLI have no training set.
 """
 

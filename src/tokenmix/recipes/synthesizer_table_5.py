@@ -2,7 +2,7 @@
 
     tokenmix reproduce synthesizer-table-5 --scale bench
 
-Time: about 45 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect: as
+Time: about 30 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect: as
 in Table 4. The two rows with another cross-attention test the paper's remark that it cannot be replaced; they have no
 number there.
 """

@@ -2,7 +2,7 @@
 
     tokenmix reproduce synthesizer-table-7 --scale bench
 
-Time: about 96 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 88 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 the paper's own model and budget (6 layers, d 512, 10K steps, batch 128) on inputs cut to 256 tokens. IMDb is
 complete; AG News has 12% of its training set here.
 """

@@ -132,12 +132,17 @@ class Batches(Dataset):
         positions = np.arange(pool * count, (pool + 1) * count, dtype=np.int64)
         indices, epochs = self.examples.locate(positions, self.seed)
         sizes = self.examples.sizes(indices)
-        bucket = np.full(count, len(self.shapes) - 1)
-        for number, (inputs, targets) in reversed(list(enumerate(self.shapes))):
-            bucket[(sizes[:, 0] <= inputs) & (sizes[:, 1] <= targets)] = number
+        bucket = self._bucket(sizes)
         order = np.lexsort((positions, bucket)).reshape(self.pool, self.batch_size)
         order = order[np.argsort(bits(key(self.seed, 1, pool), np.arange(self.pool)), kind="stable")]
         return indices[order], epochs[order], sizes[order]
+
+    def _bucket(self, sizes: Ints) -> Ints:
+        """For each example the number of the smallest shape that holds it."""
+        bucket = np.full(len(sizes), len(self.shapes) - 1)
+        for number, (inputs, targets) in reversed(list(enumerate(self.shapes))):
+            bucket[(sizes[:, 0] <= inputs) & (sizes[:, 1] <= targets)] = number
+        return bucket
 
     def _held(self, shape: tuple[int, int]) -> tuple[int, int]:
         return shape if self.most is None else (min(shape[0], self.most), min(shape[1], self.most))
@@ -150,15 +155,15 @@ class Batches(Dataset):
         return next(s for s in [*self.shapes, tuple(longest)] if s[0] >= longest[0] and s[1] >= longest[1])
 
     def _room(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Real tokens, of inputs and of targets, that a batch of this shape hardly ever exceeds: six deviations more
-        than the mean of the first batches, and a tenth more than the largest of them."""
-        sizes = np.concatenate([self._plan(pool)[2] for pool in range(max(1, 256 // self.pool))])
-        sums = np.array([each.sum(0) for each in sizes if self.shape(each) == shape])
+        """Real tokens, of inputs and of targets, that a batch of this shape hardly ever exceeds: six deviations above the
+        mean. The same for every seed, so that what is compiled for one serves all."""
+        sizes = self.examples.sizes()
+        mine = sizes[self._bucket(sizes) == self.shapes.index(shape)]
         full = self.batch_size * np.array(shape)
-        if not len(sums):
+        if not len(mine):
             return int(full[0]), int(full[1])
-        most = np.minimum(np.maximum(sums.mean(0) + 6 * sums.std(0), 1.1 * sums.max(0)), full)
-        return round_up(int(most[0]), 128), round_up(int(most[1]), 128)
+        most = self.batch_size * mine.mean(0) + 6 * np.sqrt(self.batch_size) * mine.std(0)
+        return tuple(min(int(f), round_up(math.ceil(m), 128)) for f, m in zip(full, most))  # type: ignore[return-value]
 
     def places(self, sizes: Ints, shape: tuple[int, int]) -> dict[str, Tensor]:
         """Where the real tokens of a batch stand, and padding up to a fixed number: `encoder_tokens`, `decoder_tokens`.

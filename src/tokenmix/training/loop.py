@@ -31,6 +31,7 @@ from tokenmix.training.flops import StepFlops, peak_flops
 from tokenmix.training.graphs import GraphedSteps
 from tokenmix.training.optimizers import build_optimizer, clip
 from tokenmix.training.progress import Callback
+from tokenmix.training.resident import Resident
 from tokenmix.training.schedules import learning_rate
 
 TOKEN_LOSSES = ("ConditionalGeneration", "CausalLM", "MaskedLM")  # heads whose loss is a mean over tokens
@@ -101,6 +102,7 @@ class Trainer:
         folder: where reports of faults go.
         callbacks: who is told.
         augment: applied to images and labels on the device, in training.
+        resident: what an earlier run of this kind left, whose model ``model`` then is.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Trainer:
         folder: Path,
         callbacks: list[Callback],
         augment: nn.Module | None = None,
+        resident: Resident | None = None,
     ) -> None:
         self.config, self.batches, self.accelerator, self.folder, self.callbacks = (
             config,
@@ -129,7 +132,7 @@ class Trainer:
         self.lr = config.optimizer.lr if config.optimizer.lr is not None else default_lr(config, model)
         if config.device.sharding == "fsdp":
             shard(self.model)
-        self.optimizer = build_optimizer(self.model, config.optimizer, self.lr)
+        self.optimizer = resident.optimizer if resident else build_optimizer(self.model, config.optimizer, self.lr)
         self.replica = self.model  # what is called in a step: replicated and compiled
         if self.world > 1 and config.device.sharding == "none":
             self.replica = accelerator.prepare_model(self.model)
@@ -138,10 +141,16 @@ class Trainer:
         # packed documents are unpacked by their number, which varies: no fixed shapes
         self.packed = "document_ids" in batches[0].tensors
         self.compiled = self._compiles()
-        if self.compiled:
-            torch._dynamo.config.recompile_limit = max(16, 4 * len(batches.shapes))
-            self.replica = torch.compile(self.replica, dynamic=False)
-        self.graphs = GraphedSteps(self._graphed, self.optimizer) if self._wants_graphs() else None
+        self.graphs: GraphedSteps | None = None
+        if resident is not None:
+            self.replica, self.graphs = resident.replica, resident.graphs
+        else:
+            if self.compiled:
+                torch._dynamo.config.recompile_limit = max(16, 4 * len(batches.shapes))
+                self.replica = torch.compile(self.replica, dynamic=False)
+            if self._wants_graphs():
+                self.graphs = GraphedSteps(self._graphed, self.optimizer)
+        self.ready = resident is not None  #: every shape is compiled and recorded
         self.pending: tuple[Batch, Tensor, Any] | None = None
         self.done = Counters(accumulate=config.device.accumulate)
         self.budget = Budget(config.budget, batches.per_epoch)
@@ -176,7 +185,7 @@ class Trainer:
 
     def warm_up(self) -> None:
         """Compile, and record, the step of every shape before the first one, so that no later step stops for it."""
-        if not self.compiled and self.graphs is None:
+        if self.ready or (not self.compiled and self.graphs is None):
             return
         start = time.perf_counter()
         self.model.train()
@@ -201,6 +210,7 @@ class Trainer:
             self._record(batch, items)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+        self.ready = self.graphs is not None
         seconds = time.perf_counter() - start
         made = "recorded" if self.graphs is not None else "compiled" if self.compiled else "tried"
         shapes = ", ".join(map(str, self.batches.shapes))

@@ -24,6 +24,7 @@ import torch
 
 from tokenmix.devices import chosen_device
 from tokenmix.memory import keep_freed_memory
+from tokenmix.training import resident
 from tokenmix.training.batches import Batches
 from tokenmix.training.build import Parts, build
 from tokenmix.training.checkpoint import (
@@ -44,6 +45,7 @@ from tokenmix.training.faults import FolderLock
 from tokenmix.training.folder import Metrics, device_name, starting_point, write_folder
 from tokenmix.training.loop import Counters, Trainer
 from tokenmix.training.progress import Callback, clock
+from tokenmix.training.resident import Resident
 
 
 @dataclass
@@ -142,7 +144,11 @@ class Session:
 
             policy = "imagenet" if parts.model.config.channels == 3 else None
             augment = Augment(parts.model.config.num_labels, policy=policy).to(accelerator.device)
-        self.trainer = Trainer(config, parts.model, batches, accelerator, folder, [], augment)
+        self.kind = resident.kind_of(config, parts.model, batches)
+        taken = resident.take(self.kind, parts.model) if start is None else None
+        if taken is not None:
+            parts.model = taken.model
+        self.trainer = Trainer(config, parts.model, batches, accelerator, folder, [], augment, taken)
         self.done = self.trainer.done
         if start is not None:
             self._load(start)
@@ -179,6 +185,8 @@ class Session:
             self._save()
         if self.status != "interrupted":
             self._export()
+        if trainer.ready and trainer.graphs is not None:
+            resident.keep(Resident(self.kind, model, trainer.optimizer, trainer.replica, trainer.graphs))
         result = RunResult(
             self.folder, self.status, self.done.step, trainer.loss, self.last,
             {"step": self.done.best_step, "value": self.done.best} if self.done.best_step is not None else {},

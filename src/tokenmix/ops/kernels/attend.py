@@ -1,8 +1,8 @@
 """`attend` with a bias as one custom operator on the kernels of `attention`, forward and backward.
 
-`torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, seed, causal, dropout)` gives the output and the logarithm of each
-row's sum. q and k may have a batch of 1 (learned, shared), their width may differ from v's. Outputs and gradients lie in
-memory as [batch, length, heads, width], so that projections before and after need no copies.
+`torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout)` gives the output and the
+logarithm of each row's sum. q and k may have a batch of 1 (learned, shared), their width may differ from v's. Outputs and
+gradients lie in memory as [batch, length, heads, width], so that projections before and after need no copies.
 """
 
 from __future__ import annotations
@@ -32,8 +32,24 @@ SINGLE = [_config(32, 32, 4, 2), _config(64, 32, 4, 2)]
 SMALL = [_config(16, 16, 1, 1)]
 
 
-def _pick(configs: list[Config], t: Tensor) -> list[Config]:
-    return SMALL if INTERPRETING else SINGLE if t.dtype == torch.float32 else configs
+def _pick(configs: list[Config], t: Tensor, queries: int) -> list[Config]:
+    """Candidates, the likeliest first: the best for 512 queries, or one of small blocks where there are fewer."""
+    if INTERPRETING or t.dtype == torch.float32:
+        return SMALL if INTERPRETING else SINGLE
+    return configs if queries > 256 else sorted(configs, key=lambda c: c["BI"])
+
+
+def _terms(
+    bias: Tensor | None,
+    key_bias: Tensor | None,
+    mask_kind: int,
+    lengths: Tensor | None,
+    seed: Tensor | None,
+    causal: bool,
+) -> tuple[Any, ...]:
+    """What a measured choice of configuration depends on, besides sizes."""
+    more = [name for name, t in (("drops", seed), ("lengths", lengths)) if t is not None]
+    return (bias is not None, key_bias is not None, mask_kind, causal, *more)
 
 
 def _power(n: int) -> int:
@@ -66,7 +82,7 @@ def _mask_of(mask: Tensor | None, like: Tensor) -> tuple[Tensor, tuple[int, int,
 @torch.library.custom_op("tokenmix::attend", mutates_args=())
 def attend_op(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_bias: Tensor | None, mask: Tensor | None,
-    seed: Tensor | None, causal: bool, dropout: float,
+    lengths: Tensor | None, seed: Tensor | None, causal: bool, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(o [batch, heads, queries, value width], log₂ of each row's sum [batch, heads, queries])."""
     q, k, v = map(_dense, (q, k, v))
@@ -81,22 +97,23 @@ def attend_op(
     def launch(c: Config) -> None:
         bias_ = v if bias is None else describe(bias, c["BI"], c["BJ"]) if tma else bias
         attention.attention_forward[(triton.cdiv(queries, c["BI"]), batch * heads)](
-            q, k, v, bias_, key_, mask_, v if seed is None else seed, dropout, out, lse,
+            q, k, v, bias_, key_, mask_, *(v if t is None else t for t in (lengths, seed)), dropout, out, lse,
             *_strides(q), *_strides(k), *_strides(v), *(bias.stride() if bias is not None else (0, 0, 0)),
             *mask_strides, *_strides(out), heads, queries, keys, width, value_width,
-            BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal, DROPS=seed is not None,
-            PRECISION=precision(v.dtype), EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0,
-            DQ=_power(width), DV=_power(value_width), TMA=tma, STAGES=c["num_stages"], **c,
+            BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal,
+            LENGTHS=lengths is not None, DROPS=seed is not None, PRECISION=precision(v.dtype),
+            EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0, DQ=_power(width), DV=_power(value_width),
+            TMA=tma, STAGES=c["num_stages"], **c,
         )  # fmt: skip
 
-    terms = (bias is not None, key_bias is not None, mask_kind, causal, *(() if seed is None else ("drops",)))
+    terms = _terms(bias, key_bias, mask_kind, lengths, seed, causal)
     key = (v.dtype, batch, heads, queries, keys, width, value_width, *terms)
-    launch(choose("attend", key, _pick(FORWARD, v), launch))
+    launch(choose("attend", key, _pick(FORWARD, v, queries), launch))
     return out, lse
 
 
 @attend_op.register_fake
-def _(q, k, v, bias, key_bias, mask, seed, causal, dropout):
+def _(q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout):
     batch, heads, _, value_width = v.shape
     out = _rows_first(v, (batch, heads, q.shape[2], value_width))
     return out, v.new_empty(batch, heads, q.shape[2], dtype=torch.float32)
@@ -111,6 +128,7 @@ def attend_backward(
     bias: Tensor | None,
     key_bias: Tensor | None,
     mask: Tensor | None,
+    lengths: Tensor | None,
     seed: Tensor | None,
     causal: bool,
     dropout: float,
@@ -135,8 +153,10 @@ def attend_backward(
     sums = None
     for first in range(0, batch, examples):
         count = min(examples, batch - first)
-        _keys_pass(q, k, v, turned, key_bias, mask, seed, causal, dropout, g, lse, delta, dk, dv, ds, first, count)
-        part = _queries_pass(ds, k, dq, causal, first, count, need_bias or need_key_bias)
+        _keys_pass(
+            q, k, v, turned, key_bias, mask, lengths, seed, causal, dropout, g, lse, delta, dk, dv, ds, first, count
+        )
+        part = _queries_pass(ds, k, dq, lengths, causal, first, count, need_bias or need_key_bias)
         sums = part if sums is None else sums + part if part is not None else None
     dbias, dkey = v.new_empty(0), v.new_empty(0)
     if need_bias and bias is not None and sums is not None:
@@ -155,8 +175,8 @@ def _shared(grad: Tensor, t: Tensor) -> Tensor:
 
 def _keys_pass(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_bias: Tensor | None, mask: Tensor | None,
-    seed: Tensor | None, causal: bool, dropout: float, g: Tensor, lse: Tensor, delta: Tensor, dk: Tensor, dv: Tensor,
-    ds: Tensor, first: int, count: int,
+    lengths: Tensor | None, seed: Tensor | None, causal: bool, dropout: float, g: Tensor, lse: Tensor, delta: Tensor,
+    dk: Tensor, dv: Tensor, ds: Tensor, first: int, count: int,
 ) -> None:  # fmt: skip
     heads, keys, value_width = v.shape[1:]
     queries, width = q.shape[2:]
@@ -169,22 +189,23 @@ def _keys_pass(
     def launch(c: Config) -> None:
         bias_ = v if bias is None else describe(bias, c["BJ"], c["BI"]) if tma else bias
         attention.attention_backward_keys[(triton.cdiv(keys, c["BJ"]), count * heads)](
-            q, k, v, bias_, key_, mask_, v if seed is None else seed, dropout, g, lse, delta, dk, dv,
+            q, k, v, bias_, key_, mask_, *(v if t is None else t for t in (lengths, seed)), dropout, g, lse, delta, dk, dv,
             describe(flat, c["BJ"], c["BI"]) if tma else ds,
             *_strides(q), *_strides(k), *_strides(v), *(bias.stride() if bias is not None else (0, 0, 0)),
             *mask_strides, *_strides(g), *_strides(dk), *_strides(dv), first, heads, queries, keys, width, value_width,
-            BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal, DROPS=seed is not None,
-            PRECISION=precision(v.dtype), EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0,
-            DQ=_power(width), DV=_power(value_width), TMA=tma, STAGES=c["num_stages"], **c,
+            BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal,
+            LENGTHS=lengths is not None, DROPS=seed is not None, PRECISION=precision(v.dtype),
+            EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0, DQ=_power(width), DV=_power(value_width),
+            TMA=tma, STAGES=c["num_stages"], **c,
         )  # fmt: skip
 
-    terms = (bias is not None, key_bias is not None, mask_kind, causal, *(() if seed is None else ("drops",)))
+    terms = _terms(bias, key_bias, mask_kind, lengths, seed, causal)
     key = (v.dtype, count, heads, queries, keys, width, value_width, *terms)
-    launch(choose("attend_keys", key, _pick(KEYS, v), launch))
+    launch(choose("attend_keys", key, _pick(KEYS, v, queries), launch))
 
 
 def _queries_pass(
-    ds: Tensor, k: Tensor, dq: Tensor, causal: bool, first: int, count: int, wanted: bool
+    ds: Tensor, k: Tensor, dq: Tensor, lengths: Tensor | None, causal: bool, first: int, count: int, wanted: bool
 ) -> Tensor | None:
     """Fills dq of `count` examples; returns Σ dSᵀ over them, [heads, keys, queries] in float32, if `wanted`."""
     heads, keys, width = k.shape[1:]
@@ -192,17 +213,18 @@ def _queries_pass(
 
     def launch(c: Config) -> None:
         attention.attention_backward_queries[(triton.cdiv(queries, c["BI"]), heads * count)](
-            ds, k, dq, *_strides(k), *_strides(dq), first, heads, queries, keys, width,
-            CAUSAL=causal, PRECISION=precision(ds.dtype), EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0,
-            DQ=_power(width), **c,
+            ds, k, dq, k if lengths is None else lengths, *_strides(k), *_strides(dq), first, heads, queries, keys, width,
+            CAUSAL=causal, LENGTHS=lengths is not None, PRECISION=precision(ds.dtype), EVEN_I=queries % c["BI"] == 0,
+            EVEN_J=keys % c["BJ"] == 0, DQ=_power(width), **c,
         )  # fmt: skip
 
-    launch(choose("attend_queries", (ds.dtype, count, heads, queries, keys, width), _pick(QUERIES, ds), launch))
+    key = (ds.dtype, count, heads, queries, keys, width, *(() if lengths is None else ("lengths",)))
+    launch(choose("attend_queries", key, _pick(QUERIES, ds, queries), launch))
     return ds[:count].sum(0, dtype=torch.float32) if wanted else None
 
 
 @attend_backward.register_fake
-def _(g, q, k, v, bias, key_bias, mask, seed, causal, dropout, out, lse, needs):
+def _(g, q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout, out, lse, needs):
     dbias = v.new_empty(bias.shape, dtype=bias.dtype) if needs[0] else v.new_empty(0)
     dkey = v.new_empty(key_bias.shape, dtype=key_bias.dtype) if needs[1] else v.new_empty(0)
     dq, dk = (_rows_first(t) if t.shape[0] == v.shape[0] else t.new_empty(t.shape) for t in (q, k))
@@ -217,12 +239,12 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 def _backward(ctx: Any, g: Tensor | None, _: Tensor | None, back: Any = attend_backward) -> tuple[Tensor | None, ...]:
     if g is None:
-        return (None,) * 9
+        return (None,) * 10
     *terms, out, lse = ctx.saved_tensors
     asked = ctx.needs_input_grad
     needs = [asked[3], asked[4]]
     grads = back(g, *terms, ctx.causal, ctx.dropout, out, lse, needs)
-    return *(t if need else None for t, need in zip(grads, asked[:5], strict=True)), *(None,) * 4
+    return *(t if need else None for t, need in zip(grads, asked[:5], strict=True)), *(None,) * 5
 
 
 attend_op.register_autograd(_backward, setup_context=_setup)
@@ -236,6 +258,7 @@ def fused_attend(
     bias: Tensor | None = None,
     key_bias: Tensor | None = None,
     mask: Tensor | None = None,
+    lengths: Tensor | None = None,
     causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
@@ -246,8 +269,8 @@ def fused_attend(
         mask = mask.bool().expand(v.shape[0], *mask.shape[1:])
     seed = new_seed(v.device) if dropout else None
     if torch.compiler.is_compiling():
-        return torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, seed, causal, dropout)[0]
-    return _Eager.apply(q, k, v, bias, key_bias, mask, seed, causal, dropout)
+        return torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout)[0]
+    return _Eager.apply(q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout)
 
 
 class _Eager(torch.autograd.Function):

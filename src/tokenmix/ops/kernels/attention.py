@@ -10,6 +10,8 @@ descriptors, copied by the bulk engine while the matrix units work.
 
 With dropout, M of `tokenmix.ops.dropout` (0, or 1 over the share that is kept): o = (P ⊙ M) v, dv = (P ⊙ M)ᵀ do,
 dP = M ⊙ do vᵀ; the rest stays, Δ included. M is drawn again on the way back.
+
+LENGTHS: blocks of queries from lengths[b] on are padding that nobody reads; they give 0 and are not computed.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -68,13 +70,22 @@ def _rows(at, r, d, limit, width, EVEN: tl.constexpr, FULL: tl.constexpr):
 
 
 @triton.jit
+def _asking(lengths, b, queries, LENGTHS: tl.constexpr):
+    """How many queries of an example are read."""
+    if LENGTHS:
+        return tl.minimum(tl.load(lengths + b), queries)
+    else:
+        return queries
+
+
+@triton.jit
 def attention_forward(
-    q, k, v, bias, key_bias, mask, seed, dropout, out, lse,
+    q, k, v, bias, key_bias, mask, lengths, seed, dropout, out, lse,
     sqb, sqh, sqi, skb, skh, skj, svb, svh, svj, sbh, sbi, sbj, smb, smi, smj, sob, soh, soi,
     heads, queries, keys, width: tl.constexpr, value_width: tl.constexpr,
-    BIAS: tl.constexpr, KEY_BIAS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, DROPS: tl.constexpr,
-    PRECISION: tl.constexpr, EVEN_I: tl.constexpr, EVEN_J: tl.constexpr, DQ: tl.constexpr, DV: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
+    BIAS: tl.constexpr, KEY_BIAS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, LENGTHS: tl.constexpr,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr, EVEN_I: tl.constexpr, EVEN_J: tl.constexpr, DQ: tl.constexpr,
+    DV: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out [BI queries] of one head of one example, and log₂ Σ exp of its logits."""
     i = tl.program_id(0) * BI + tl.arange(0, BI)
@@ -92,6 +103,8 @@ def attention_forward(
     total = tl.zeros((BI,), tl.float32)
     acc = tl.zeros((BI, DV), tl.float32)
     last = tl.minimum(keys, (tl.program_id(0) + 1) * BI) if CAUSAL else keys
+    if LENGTHS:
+        last = tl.where(tl.program_id(0) * BI < _asking(lengths, b, queries, LENGTHS), last, 0)
     for j0 in tl.range(0, last, BJ, num_stages=STAGES):
         j = j0 + jj
         kt = _rows(k + j[:, None] * skj + dq[None, :], j, dq, keys, width, EVEN_J, FULL_Q)
@@ -139,12 +152,12 @@ def attention_delta(
 
 @triton.jit
 def attention_backward_keys(
-    q, k, v, bias, key_bias, mask, seed, dropout, do, lse, delta, dk, dv, ds,
+    q, k, v, bias, key_bias, mask, lengths, seed, dropout, do, lse, delta, dk, dv, ds,
     sqb, sqh, sqi, skb, skh, skj, svb, svh, svj, sbh, sbj, sbi, smb, smi, smj, sgb, sgh, sgi,
     sdkb, sdkh, sdkj, sdvb, sdvh, sdvj, b_first, heads, queries, keys, width: tl.constexpr, value_width: tl.constexpr,
-    BIAS: tl.constexpr, KEY_BIAS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, DROPS: tl.constexpr,
-    PRECISION: tl.constexpr, EVEN_I: tl.constexpr, EVEN_J: tl.constexpr, DQ: tl.constexpr, DV: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
+    BIAS: tl.constexpr, KEY_BIAS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, LENGTHS: tl.constexpr,
+    DROPS: tl.constexpr, PRECISION: tl.constexpr, EVEN_I: tl.constexpr, EVEN_J: tl.constexpr, DQ: tl.constexpr,
+    DV: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BJ keys of one head of one example; its dSᵀ goes to ds [examples, heads, keys, queries].
 
@@ -171,9 +184,10 @@ def attention_backward_keys(
     acc_k = tl.zeros((BJ, DQ), tl.float32)
     acc_v = tl.zeros((BJ, DV), tl.float32)
     start = tl.program_id(0) * BJ // BI * BI if CAUSAL else 0
+    stop = _asking(lengths, b, queries, LENGTHS)
     for i0 in tl.range(0, queries, BI, num_stages=STAGES):
         i = i0 + ii
-        if CAUSAL and i0 < start:  # before these keys: nothing is seen, and dS must say so
+        if (CAUSAL and i0 < start) or (LENGTHS and i0 >= stop):  # nothing is seen, or nobody reads it: dS must say so
             dst = tl.zeros((BJ, BI), dk.dtype.element_ty)
         else:
             qt = _rows(q + i[:, None] * sqi + d_q[None, :], i, d_q, queries, width, EVEN_I, FULL_Q)
@@ -212,8 +226,8 @@ def attention_backward_keys(
 
 @triton.jit
 def attention_backward_queries(
-    ds, k, dq, skb, skh, skj, sdqb, sdqh, sdqi, b_first, heads, queries, keys, width: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, EVEN_I: tl.constexpr, EVEN_J: tl.constexpr,
+    ds, k, dq, lengths, skb, skh, skj, sdqb, sdqh, sdqi, b_first, heads, queries, keys, width: tl.constexpr,
+    CAUSAL: tl.constexpr, LENGTHS: tl.constexpr, PRECISION: tl.constexpr, EVEN_I: tl.constexpr, EVEN_J: tl.constexpr,
     DQ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """dq of BI queries of one head of one example from dSᵀ [examples, heads, keys, queries]."""
@@ -226,6 +240,8 @@ def attention_backward_queries(
     k += b * skb + head * skh + d[None, :]
     acc = tl.zeros((BI, DQ), tl.float32)
     last = tl.minimum(keys, (tl.program_id(0) + 1) * BI) if CAUSAL else keys
+    if LENGTHS:
+        last = tl.where(tl.program_id(0) * BI < _asking(lengths, b, queries, LENGTHS), last, 0)
     for j0 in tl.range(0, last, BJ):
         j = j0 + jj
         if EVEN_I and EVEN_J:
