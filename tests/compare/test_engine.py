@@ -180,6 +180,46 @@ def test_killed_comparison_ends_with_the_same_table(tmp_path: Path, reference: d
     assert numbers(run(tmp_path / "out")) == numbers(reference)
 
 
+def test_a_command_that_is_ended_leaves_runs_that_go_on(tmp_path: Path, reference: dict[str, Any]) -> None:
+    """SIGTERM, as `timeout` and schedulers send it: the workers save themselves, and the command says what to do."""
+    (tmp_path / "settings.json").write_text(json.dumps({**SETTINGS, "budget": {"steps": 4000}}))
+    command = [sys.executable, "-m", "tokenmix", "compare", *MODELS, "--config", str(tmp_path / "settings.json")]
+    command += ["--examples", "8", "--out", str(tmp_path / "out"), "--jobs", "2", "--set", "checkpoints.every=0"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
+    )
+    until = time.monotonic() + 120
+    while len(list((tmp_path / "out").glob("runs/*/metrics.jsonl"))) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert "goes on" in said
+    assert process.returncode == 130
+    assert len(list((tmp_path / "out").glob("runs/*/checkpoints/*/manifest.json"))) == 2
+
+
+def test_a_run_that_another_command_is_at_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("a run of another command was trained again")
+
+    (spec,) = specs(contenders(MODELS[:1]), SETTINGS, [0], tmp_path, judging=Judging(examples=4))
+    (done,) = run_all([spec])
+    folder = Path(spec.folder)
+    (folder / "trained.json").rename(folder / "later.json")
+    other = "import sys, time; from pathlib import Path; from tokenmix.training.faults import FolderLock\n"
+    other += "folder = Path(sys.argv[1])\nwith FolderLock(folder):\n    print('locked', flush=True); time.sleep(2)\n"
+    other += "    (folder / 'later.json').rename(folder / 'trained.json')"
+    process = subprocess.Popen([sys.executable, "-c", other, str(folder)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"locked\n"
+    monkeypatch.setattr(tokenmix.training, "train", never)
+    (found,) = run_all([spec])
+    process.wait()
+    assert (found["status"], found["metrics"]) == ("done", done["metrics"])
+
+
 def test_side_by_side_gives_the_same_table(tmp_path: Path, reference: dict[str, Any]) -> None:
     assert numbers(run(tmp_path, jobs=2)) == numbers(reference)
 

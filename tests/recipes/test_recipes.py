@@ -17,6 +17,7 @@ from rich.console import Console
 from transformers.initialization import no_init_weights
 
 import tokenmix.compare.profile
+import tokenmix.training
 from tokenmix.compare.live import Live
 from tokenmix.compare.profile import example_batch
 from tokenmix.data.mixtures import MIXTURES
@@ -247,6 +248,23 @@ def test_a_part_completes_what_was_run_before(tmp_path: Path) -> None:
     assert cells["Synthesizer (R)"] == {"Log PPL", "Steps/Sec", "Params (M)", "FLOPS"}
     assert cells["Dynamic Conv"] == {"Steps/Sec", "Params (M)", "FLOPS"}
     assert [r["columns"]["FLOPS"] for r in both["rows"]] == [r["columns"]["FLOPS"] for r in first["rows"]]
+
+
+def test_what_is_finished_can_be_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is trained; a row counts as far as its first seeds go without a gap, since rows are paired by seed."""
+    recipe = get_recipe("remixer-table-4")
+    options: dict[str, Any] = {"out": tmp_path, "seeds": 3, "only": ["Remixer Base"], "report": False}
+    options["live"] = Live(Console(file=io.StringIO()))
+    whole = reproduce(recipe, "tiny", **options)
+    for folder in (*tmp_path.glob("runs/t5-1-1-base-seed2-*"), *tmp_path.glob("runs/remixer-base-seed1-*")):
+        (folder / "trained.json").unlink()
+    monkeypatch.setattr(tokenmix.training, "train", lambda *_, **__: pytest.fail("a run was trained"))
+    found = reproduce(recipe, "tiny", collect=True, **options)
+    for name, count in (("T5.1.1 Base", 2), ("Remixer Base", 1)):
+        before, after = ({row["name"]: row for row in r["rows"]}[name]["columns"]["Gen. EM"] for r in (whole, found))
+        assert after["values"] == before["values"][:count]
+    runs = {row["name"]: [run["status"] for run in row["runs"]] for row in found["stages"]["cogs"]["models"]}
+    assert runs["Remixer Base"] == ["done", "unfinished", "done"]
 
 
 def test_the_papers_sizes_are_only_counted_without_a_gpu(pool: Path) -> None:

@@ -157,7 +157,7 @@ def test_incomplete_comparisons_have_a_page(tmp_path: Path, state: str) -> None:
         if state == "unfinished":
             model |= dict.fromkeys(("mean", "deviation", "difference", "interval", "significant", "p", "parameters"))
             model["runs"] = [
-                {"seed": 0, "status": "running", "error": None, "folder": "x", "steps": None, "seconds": None}
+                {"seed": 0, "status": "unfinished", "error": None, "folder": "x", "steps": None, "seconds": None}
             ]
         if state == "one seed":
             model |= {"deviation": None, "interval": None, "significant": None}

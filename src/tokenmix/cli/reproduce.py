@@ -44,6 +44,9 @@ def reproduce(
         list[str] | None,
         typer.Option("--part", help="A stage to run (`--plan` names them); may be repeated. Default: all."),
     ] = None,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Train nothing: put together what is finished in the folder.")
+    ] = False,
     save: Annotated[Path | None, typer.Option(help="Copy the result there, e.g. recipes/results.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long it takes.")] = False,
     ledger: Annotated[
@@ -78,7 +81,7 @@ def reproduce(
                 shutil.copy(kept, path)  # a part completes what is there
             result = run(
                 chosen, scale, out=out, seeds=seeds, engine=engine, jobs=jobs, data=None if data is None else str(data),
-                settings=changed, only=only or (), parts=part or (),
+                settings=changed, only=only or (), parts=part or (), collect=collect,
             )  # fmt: skip
             if kept is not None:
                 kept.parent.mkdir(parents=True, exist_ok=True)

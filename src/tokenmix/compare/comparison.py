@@ -65,6 +65,7 @@ def compare(
     command: str | None = None,
     report: bool = True,
     pool: str | Path | None = None,
+    collect: bool = False,
 ) -> dict[str, Any]:
     """Train every model with every seed under the same budget on the same batches, judge them, and compare.
 
@@ -78,6 +79,7 @@ def compare(
         weights: folders to start from, by (model, seed).
         live: who shows the progress.
         pool: folder of the runs, where comparisons share it; by default ``out``.
+        collect: train nothing, put together what is finished.
     """
     judging = judging or Judging()
     settings = dict(settings)
@@ -108,7 +110,7 @@ def compare(
         nonlocal result
         if record is not None:
             records[record["folder"]] = record
-        result = collect(about, entries, runs, records)
+        result = collected(about, entries, runs, records)
         _write_json(folder / "comparison.json", result)
 
     live = live or Live()
@@ -120,10 +122,11 @@ def compare(
             live.ended(record)
 
         try:
-            engines.run_all(runs, engine=engine, jobs=jobs, on_record=told)
+            engines.run_all(runs, engine=engine, jobs=jobs, collect=collect, on_record=told)
         except Interrupted:
             save()
-            raise KeyboardInterrupt(f"stopped and saved; the same command goes on → {folder}") from None
+            logger.warning("stopped and saved; the same command goes on → %s", folder)
+            raise KeyboardInterrupt from None
     write_tables(result, folder)
     if report:
         write_report(folder)
@@ -277,7 +280,7 @@ def hardware() -> dict[str, Any]:
     return {"cpus": os.cpu_count(), "gpus": gpus, "machine": platform.machine(), "system": platform.system()}
 
 
-def collect(
+def collected(
     about: Mapping[str, Any],
     entries: Sequence[Contender],
     runs: Sequence[RunSpec],
@@ -321,7 +324,7 @@ def _row(entry: Contender, mine: Sequence[tuple[RunSpec, Mapping[str, Any] | Non
     row["steps_per_second"] = mean(speeds)
     row["config"] = config
     for spec, record in mine:
-        known = dict(record) if record else {"status": "running", "error": None, "steps": None, "seconds": None}
+        known = dict(record) if record else {"status": "unfinished", "error": None, "steps": None, "seconds": None}
         row["runs"].append(
             {
                 "seed": spec.seed,

@@ -13,13 +13,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenmix.compare.plan import RunSpec
-from tokenmix.compare.worker import Interrupted, _empty, execute, finished
+from tokenmix.compare.worker import GRACE, Interrupted, _empty, execute, finished
 from tokenmix.naming import unknown
 
 logger = logging.getLogger(__name__)
@@ -29,11 +30,17 @@ OnRecord = Callable[[Record], None]
 
 
 def run_all(
-    runs: Sequence[RunSpec], *, engine: str = "local", jobs: int = 1, on_record: OnRecord = lambda record: None
+    runs: Sequence[RunSpec],
+    *,
+    engine: str = "local",
+    jobs: int = 1,
+    collect: bool = False,
+    on_record: OnRecord = lambda record: None,
 ) -> list[Record]:
     """The record of every run, in the order given; those that are finished are read from their folders.
 
-    ``on_record`` is told of each as it comes. Ctrl-C stops the runs, saves them and raises `Interrupted`.
+    With ``collect`` these alone, and nothing is run. ``on_record`` is told of each as it comes. Ctrl-C and SIGTERM stop the
+    runs, save them and raise `Interrupted`.
     """
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
@@ -52,14 +59,28 @@ def run_all(
             keep({**known, "reused": True})
         else:
             todo.append(spec)
-    if todo:
-        if engine == "ray":
-            _on_ray(todo, jobs, keep)
-        elif jobs > 1:
-            _side_by_side(todo, jobs, keep)
-        else:
-            _here([spec for kin in _kin(todo) for spec in kin], keep)
-    return [found[spec.folder] for spec in runs]
+    if todo and not collect:
+        with _sigterm_as_ctrl_c():
+            if engine == "ray":
+                _on_ray(todo, jobs, keep)
+            elif jobs > 1:
+                _side_by_side(todo, jobs, keep)
+            else:
+                _here([spec for kin in _kin(todo) for spec in kin], keep)
+    return [found[spec.folder] for spec in runs if spec.folder in found]
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """`timeout` and a cluster's scheduler end a command by SIGTERM: its runs then have time to save themselves."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _here(runs: Iterable[RunSpec], keep: OnRecord) -> None:
@@ -192,7 +213,7 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         process.terminate()
     for process in processes:
         try:
-            process.wait(timeout=30)
+            process.wait(timeout=GRACE)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -52,15 +52,15 @@ def layer_of(row: Mapping[str, Any]) -> str:
 def metric_of(row: Mapping[str, Any]) -> str:
     """Mean ± deviation, and what is missing."""
     failed = sum(run["status"] == "failed" for run in row["runs"])
-    running = sum(run["status"] == "running" for run in row["runs"])
+    unfinished = sum(run["status"] == "unfinished" for run in row["runs"])
     parts = []
     if row["mean"] is not None:
         spread = f" ± {row['deviation']:.2f}" if row["deviation"] is not None else ""
         parts.append(f"{row['mean']:.2f}{spread}")
     if failed:
         parts.append(f"{failed} failed")
-    if running:
-        parts.append(f"{running} to come")
+    if unfinished:
+        parts.append(f"{unfinished} to come")
     return ", ".join(parts)
 
 

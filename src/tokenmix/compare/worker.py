@@ -17,6 +17,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,10 +30,12 @@ from tokenmix.compare.plan import Judging, RunSpec
 from tokenmix.data.mixtures import MIXTURES
 from tokenmix.training import Callback, RunConfig
 from tokenmix.training.config import read_layer
+from tokenmix.training.faults import FolderInUse, FolderLock
 
 logger = logging.getLogger(__name__)
 PER_EXAMPLE = ("exact_match", "accuracy")  # metrics that are a mean over examples
 POINTS = 200  # of a learning curve that is kept
+GRACE = 30.0  # seconds that a run has to save itself
 SMALL = 50e6  # parameters of a model that a GPU is too large for
 
 
@@ -103,8 +106,14 @@ def finished(spec: RunSpec) -> dict[str, Any] | None:
 
 def _trained(spec: RunSpec, folder: Path) -> dict[str, Any]:
     path = folder / "trained.json"
-    if path.exists():
-        return json.loads(path.read_text(encoding="utf-8"))
+    while True:
+        if path.exists():
+            return json.loads(path.read_text(encoding="utf-8"))
+        try:
+            with FolderLock(folder):
+                break
+        except FolderInUse:  # another command runs it: its result is ours, too
+            time.sleep(1.0)
     from tokenmix.training import train
 
     config = RunConfig.of(spec.config)
@@ -297,11 +306,13 @@ def spec_from_dict(values: dict[str, Any]) -> RunSpec:
 
 
 def _die_with(parent: int) -> None:
-    """A comparison that is killed leaves no runs behind that go on unseen."""
+    """A comparison that is killed leaves no runs behind that go on unseen: they save themselves and stop."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

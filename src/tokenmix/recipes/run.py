@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +118,13 @@ def reproduce(
     parts: Sequence[str] = (),
     live: Live | None = None,
     report: bool = True,
+    collect: bool = False,
 ) -> dict[str, Any]:
     """Run every stage; stages of recipes that share an ``out`` reuse each other's runs.
 
     ``settings`` lie above the recipe's own (`{"budget": {"steps": 100}}`); the result says so. ``only`` names the rows
     to run beside the baseline, ``parts`` the stages; claims about others stay "not run yet", and a later call without
-    them goes on from there.
+    them goes on from there. ``collect``: train nothing, put together what is finished in ``out``.
     """
     chosen = recipe.scale(scale)
     count = seeds or chosen.seeds
@@ -159,6 +161,7 @@ def reproduce(
             command=recipe.command(scale, settings, count),
             report=report,
             pool=folder,
+            collect=collect,
         )
         weights[stage.name] = {
             (row["name"], run["seed"]): run["folder"] for row in result["models"] for run in row["runs"]
@@ -274,7 +277,7 @@ def _profiled(found: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def _measured(row: Mapping[str, Any]) -> dict[str, list[float]]:
-    done = [run for run in row["runs"] if run["status"] == "done"]
+    done = list(takewhile(lambda run: run["status"] == "done", row["runs"]))  # no gap: rows are paired by seed
     names = dict.fromkeys(name for run in done for name in run["metrics"])
     found = {name: [run["metrics"][name] for run in done if name in run["metrics"]] for name in names}
     for name in ("parameters", "flops_forward", "flops_step", "memory_bytes"):

@@ -85,7 +85,7 @@ def _head(result: Result) -> str:
     task, (metric, higher) = str(result.get("task", "")), metric_of(result)
     order = ranked(result)
     seeds = max((len(model["runs"]) for model in result["models"]), default=0)
-    waiting = sum(run.get("status") == "running" for model in result["models"] for run in model["runs"])
+    waiting = sum(run.get("status") == "unfinished" for model in result["models"] for run in model["runs"])
     if order and leader(result) is None:
         title = f"No model leads on {task}"
         lead = f"The best of them are equal, at {spread(order[0], decimals(result))} {charts.metric_name(metric)}."

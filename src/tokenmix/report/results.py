@@ -144,7 +144,7 @@ def _name(result: Result, number: int, model: Model, best: bool) -> str:
         tags += ' <span class="tag">baseline</span>'
     if best:
         tags += ' <span class="tag good">best</span>'
-    for status, kind, word in (("failed", "tag bad", "failed"), ("running", "tag", "not finished")):
+    for status, kind, word in (("failed", "tag bad", "failed"), ("unfinished", "tag", "not finished")):
         if some := sum(run.get("status") == status for run in model["runs"]):
             tags += f' <span class="{kind}">{some} of {count} {word}</span>'
     layer = str(model.get("layer") or "")

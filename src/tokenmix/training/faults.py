@@ -113,6 +113,10 @@ def memory_message(batch: Mapping[str, Tensor], accumulate: int) -> str:
 # ------------------------------------------------------------------------------------------------ one run per folder
 
 
+class FolderInUse(TrainingFault):
+    """Another process has the run folder."""
+
+
 class FolderLock:
     """An OS lock on a run folder: gone with the process however that ends, and not inherited by its children.
 
@@ -137,7 +141,7 @@ class FolderLock:
             self.file.seek(0)
             owner = self.file.read().strip() or "unknown"
             self.file.close()
-            raise TrainingFault(
+            raise FolderInUse(
                 f"{self.path.parent} is in use by another run (process {owner}); wait for it, or choose another --out"
             ) from None
         self._held.add(self.path)
