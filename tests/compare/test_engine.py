@@ -184,7 +184,8 @@ def test_a_command_that_is_ended_leaves_runs_that_go_on(tmp_path: Path, referenc
     """SIGTERM, as `timeout` and schedulers send it: the workers save themselves, and the command says what to do."""
     (tmp_path / "settings.json").write_text(json.dumps({**SETTINGS, "budget": {"steps": 4000}}))
     command = [sys.executable, "-m", "tokenmix", "compare", *MODELS, "--config", str(tmp_path / "settings.json")]
-    command += ["--examples", "8", "--out", str(tmp_path / "out"), "--jobs", "2", "--set", "checkpoints.every=0"]
+    command += ["--examples", "8", "--out", str(tmp_path / "out"), "--jobs", "2"]
+    command += ["--set", "checkpoints.every=0", "--set", "validation.every=0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
     )
