@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tokenmix.ops import Compose, Gate, persist, reference, toeplitz
+from tokenmix.ops.toeplitz import toeplitz_share
 
 BATCH, LENGTH, WIDTH = 3, 13, 12
 
@@ -119,3 +120,11 @@ def test_toeplitz_is_toeplitz():
             assert torch.equal(matrix[:, i, j], matrix[:, i + 1, j + 1])
     with pytest.raises(ValueError, match="exceeds the 5 positions"):
         toeplitz(w, 6)
+
+
+def test_toeplitz_share_is_the_explained_variance():
+    torch.manual_seed(0)
+    free, bound = torch.randn(40, 40), toeplitz(torch.randn(79), 40)
+    assert toeplitz_share(bound) == 1.0
+    assert toeplitz_share(free) == pytest.approx(79 / 1600, abs=0.02)  # what as many means explain by chance
+    assert toeplitz_share(free + 3 * bound) == pytest.approx(0.9, abs=0.04)  # 9 parts of 10

@@ -167,6 +167,10 @@ def test_tiny_scale_runs(recipe: Recipe, pool: Path) -> None:
     assert {claim["verdict"] for claim in result["claims"]} <= {"undecided", "not run yet"}
     again = json.loads((pool / recipe.name / "tiny" / "result.json").read_text())
     assert again["rows"] == result["rows"]
+    if recipe.name == "gmlp-table-3":  # of free matrices alone, and in percent
+        shares = {row["name"]: row["columns"]["Toeplitz (%)"]["values"] for row in result["rows"]}
+        assert [name for name, values in shares.items() if values] == ["gMLP without Toeplitz (App. C)"]
+        assert 0 < shares["gMLP without Toeplitz (App. C)"][0] < 100
 
 
 def test_rows_can_be_run_alone(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tokenmix.recipes.verdicts import (
     Numbers,
+    above,
     better,
     every,
     near,
@@ -37,6 +38,14 @@ def test_noise_and_single_seeds_are_undecided() -> None:
         found = check(Numbers(SINGLE))
         assert (found.verdict, found.reason) == ("undecided", "one seed decides nothing")
     assert better("a", "b", "x")(Numbers(CLEAR, quick=True)).verdict == "undecided"
+
+
+def test_a_value_is_above_a_number_in_every_seed_or_undecided() -> None:
+    assert above("a", "x", 79.0)(Numbers(CLEAR)).verdict == "holds"
+    assert above("a", "x", 82.0)(Numbers(CLEAR)).verdict == "does not hold"
+    assert above("a", "x", 79.0)(Numbers(NOISY)).verdict == "undecided"
+    assert above("a", "x", 79.0)(Numbers(SINGLE)).verdict == "undecided"
+    assert above("c", "x", 79.0)(Numbers(CLEAR)).verdict == "not run yet"
 
 
 def test_less_is_better_where_said() -> None:

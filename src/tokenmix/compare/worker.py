@@ -218,7 +218,7 @@ def judge(config: RunConfig, folder: Path, judging: Judging, validation: dict[st
                 tasks.setdefault(key.split("/")[0], value)
         return {"metrics": validation, "categories": tasks, "scores": None}
     if name.startswith("shards:") or set(validation) & {"perplexity", "word_perplexity"}:
-        return _split_categories(validation) | {"scores": None}
+        return _split_categories({**validation, **_of_weights(folder)}) | {"scores": None}
     import torch
 
     from tokenmix.data.task import get_task
@@ -252,6 +252,23 @@ def judge(config: RunConfig, folder: Path, judging: Judging, validation: dict[st
     if metric in PER_EXAMPLE:
         scores = [round(task.evaluate([p], [e])[metric], 4) for p, e in zip(predictions, examples)]
     return _split_categories(metrics) | {"scores": scores}
+
+
+def _of_weights(folder: Path) -> dict[str, float]:
+    """`toeplitz`: how much of a gMLP's free spatial matrices lies along their diagonals (gMLP, Appendix C), in percent."""
+    from tokenmix.mixers.gating import GmlpBlock
+    from tokenmix.models import TokenmixConfig
+    from tokenmix.models.create import HEADS as MODELS
+    from tokenmix.ops.toeplitz import toeplitz_share
+    from tokenmix.training.features import HEADS
+
+    config = TokenmixConfig.from_pretrained(folder)
+    if "gmlp" not in config.layer or config.body == "vision":
+        return {}
+    model: Any = MODELS[HEADS[config.body, "document"]].from_pretrained(folder)
+    blocks = [block for block in model.modules() if isinstance(block, GmlpBlock) and not block.spec.toeplitz]
+    shares = [toeplitz_share(block.weight.float()) for block in blocks]
+    return {"toeplitz": 100 * sum(shares) / len(shares)} if shares else {}
 
 
 def _split_categories(metrics: dict[str, float]) -> dict[str, Any]:

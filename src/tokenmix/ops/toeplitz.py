@@ -29,6 +29,19 @@ def toeplitz(w: Tensor, length: int) -> Tensor:
     return window.unfold(-1, length, 1).flip(-2)  # row i starts at offset −i
 
 
+def toeplitz_share(matrix: Tensor) -> float:
+    """How much of the variance of a [n, n] matrix the nearest Toeplitz matrix, its means along diagonals, explains.
+
+    >>> toeplitz_share(toeplitz(torch.randn(255), 128))
+    1.0
+    >>> toeplitz_share(torch.randn(128, 128))  # as many means as that explain so much by chance
+    0.016
+    """
+    m, n = matrix.detach().double(), len(matrix)
+    nearest = toeplitz(torch.stack([m.diagonal(offset).mean() for offset in range(1 - n, n)]), n)
+    return round(float(1 - (m - nearest).square().sum() / (m - m.mean()).square().sum()), 6)
+
+
 class _Diagonals(torch.autograd.Function):
     """The matrix of a window of 2·length − 1 offsets; back, one sum along each diagonal, in a fixed order."""
 

@@ -106,6 +106,18 @@ def ratio_above(row: str, other: str, column: str, factor: float) -> Check:
     return check
 
 
+def above(row: str, column: str, least: float) -> Check:
+    """The column's value of ``row`` is above ``least``."""
+
+    def check(numbers: Numbers) -> Verdict:
+        if missing := _missing(numbers, (row,), column):
+            return missing
+        over = [value - least for value in numbers.get(row, column)]
+        return _decide(over, 0.0, _shown(numbers, (row,), column), numbers, column)
+
+    return check
+
+
 def near(row: str, column: str, value: float, share: float = 0.01) -> Check:
     """A counted quantity meets the printed one within ``share``."""
 
