@@ -56,7 +56,7 @@ RECIPE = Recipe(
             "Mixer EncDec, Base",
             {"Params (M)": 212, "Gen. EM": None},
             "mixer-base",
-            "token_mlp(hidden=32, window=32) | geglu",
+            "token_mlp(hidden=16, window=16) | geglu",
             {"positions": "none"},
         ),
         Row("T5.1.1 Base", {"Params (M)": 248, "Gen. EM": 77.4}, "t5-v1.1-base", "dot | geglu"),
