@@ -2,9 +2,9 @@
 
     tokenmix reproduce gmlp-table-3 --scale bench
 
-Time: about 16 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect
-(`recipes/results/gmlp-table-3.json`, three seeds): the split gate is the best version, 21.0, and gMLP no worse than the
-Transformer, 23.6, which takes off at another step with each seed; without content terms a Transformer has 39.3. The row
+Time: about 16 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+the split gate is the best version, 21.0, and gMLP no worse than the Transformer, 23.6, which takes off at another step
+with each seed; without content terms it has 39.3 (`recipes/results/gmlp-table-3.json`, three seeds). The row
 without the Toeplitz constraint tests Appendix C's remark that it is neutral: at this budget it costs 16%, and the free
 matrices become Toeplitz-like all the same. `tokenmix inspect` draws them (Figure 9).
 """
