@@ -68,7 +68,12 @@ RECIPE = Recipe(
     scales={
         "tiny": Scale((tiny_text("mlm", _FILLED),), sizes=TINY, body="encoder", note=TINY_NOTE),
         "bench": Scale(
-            (pretrain(ABLATION, _FILLED),), seeds=3, sizes=SIZES, body="encoder", match="params", note=f"{WIKIPEDIA}; length 128"
+            (pretrain(ABLATION, _FILLED),),
+            seeds=3,
+            sizes=SIZES,
+            body="encoder",
+            match="params",
+            note=f"{WIKIPEDIA}; length 128",
         ),
         "paper": Scale((paper_mlm(),)),
     },
