@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -22,6 +23,7 @@ from tokenmix.compare.engine import run_all
 from tokenmix.compare.live import Live
 from tokenmix.compare.plan import Judging, contenders, specs
 from tokenmix.compare.table import failures, markdown, rich_table, to_csv
+from tokenmix.training.faults import FolderInUse
 
 MODELS = ["transformer", "random | geglu"]
 SETTINGS: dict[str, Any] = {
@@ -180,6 +182,12 @@ def test_killed_comparison_ends_with_the_same_table(tmp_path: Path, reference: d
     assert numbers(run(tmp_path / "out")) == numbers(reference)
 
 
+def worker_processes(parent: int) -> list[int]:
+    """The workers that a command has started."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in children if b"compare.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def test_a_command_that_is_ended_leaves_runs_that_go_on(tmp_path: Path, reference: dict[str, Any]) -> None:
     """SIGTERM, as `timeout` and schedulers send it: the workers save themselves, and the command says what to do."""
     (tmp_path / "settings.json").write_text(json.dumps({**SETTINGS, "budget": {"steps": 4000}}))
@@ -194,16 +202,24 @@ def test_a_command_that_is_ended_leaves_runs_that_go_on(tmp_path: Path, referenc
         assert process.poll() is None
         assert time.monotonic() < until
         time.sleep(0.05)
+    for child in worker_processes(process.pid):  # `timeout` signals the workers, too, and the command does so again
+        os.kill(child, signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)
-    assert "goes on" in said
+    assert "goes on from what its runs have saved" in said
     assert process.returncode == 130
     assert len(list((tmp_path / "out").glob("runs/*/checkpoints/*/manifest.json"))) == 2
 
 
 def test_a_run_that_another_command_is_at_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any, **__: Any) -> None:
-        raise AssertionError("a run of another command was trained again")
+    train, refused = tokenmix.training.train, []
+
+    def watched(*given: Any, **options: Any) -> Any:
+        try:
+            return train(*given, **options)
+        except FolderInUse:
+            refused.append(True)
+            raise
 
     (spec,) = specs(contenders(MODELS[:1]), SETTINGS, [0], tmp_path, judging=Judging(examples=4))
     (done,) = run_all([spec])
@@ -215,9 +231,12 @@ def test_a_run_that_another_command_is_at_is_waited_for(tmp_path: Path, monkeypa
     process = subprocess.Popen([sys.executable, "-c", other, str(folder)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"locked\n"
-    monkeypatch.setattr(tokenmix.training, "train", never)
+    monkeypatch.setattr(tokenmix.training, "train", watched)
+    steps = (folder / "metrics.jsonl").read_text()
     (found,) = run_all([spec])
     process.wait()
+    assert refused
+    assert (folder / "metrics.jsonl").read_text() == steps  # it was not trained again
     assert (found["status"], found["metrics"]) == ("done", done["metrics"])
 
 
@@ -228,8 +247,9 @@ def test_side_by_side_gives_the_same_table(tmp_path: Path, reference: dict[str, 
 def test_process_that_dies_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tokenmix.compare.engine as engine
 
-    def dies(specs: Any, slot: int) -> Any:
-        return subprocess.Popen([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
+    def dies(runs: Any, slot: int) -> Any:
+        command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+        return engine.Group(subprocess.Popen(command), list(runs), tmp_path / "log.txt")
 
     monkeypatch.setattr(engine, "_start", dies)
     found = run_all(specs(contenders(MODELS), SETTINGS, [0], tmp_path), jobs=2)
@@ -245,21 +265,25 @@ def test_on_a_gpu_a_process_runs_the_seeds_of_a_model(tmp_path: Path, monkeypatc
     alone = run(tmp_path / "alone", settings=short, seeds=3)
     runs = specs(contenders(MODELS), short, range(3), tmp_path / "kin", judging=Judging(examples=8), threads=1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    kin = engine._kin(runs)
+    on_gpu = [dataclasses.replace(spec, config={**spec.config, "device": {"device": "auto"}}) for spec in runs]
+    kin = [engine._kin(on_gpu, jobs) for jobs in (2, 3, 8)]
+    on_cpu = engine._kin(runs, 2)
     monkeypatch.undo()
-    assert [[spec.label for spec in group] for group in kin] == [[f"{m}, seed {s}" for s in range(3)] for m in MODELS]
+    assert [[s.label for s in group] for group in kin[0]] == [[f"{m}, seed {s}" for s in range(3)] for m in MODELS]
+    assert [[len(group) for group in groups] for groups in kin[1:]] == [[2, 1, 3], [1] * 6]  # no job is left idle
+    assert [len(group) for group in on_cpu] == [1] * 6
 
     started, start = [], engine._start
 
     def counted(group: Any, slot: int) -> Any:
         started.append([spec.seed for spec in group])
-        process = start(group, slot)
+        made = start(group, slot)
         if group[0].label == "random | geglu, seed 0":
-            process.kill()
-        return process
+            made.process.kill()
+        return made
 
     monkeypatch.setattr(engine, "_start", counted)
-    monkeypatch.setattr(engine, "_kin", lambda todo: [[s for s in todo if s.model == model] for model in MODELS])
+    monkeypatch.setattr(engine, "_kin", lambda todo, jobs: [[s for s in todo if s.model == model] for model in MODELS])
     broken = Path(next(spec.folder for spec in runs if spec.label == "transformer, seed 1"))
     broken.mkdir(parents=True)
     (broken / "trained.json").write_text("{")

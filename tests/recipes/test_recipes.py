@@ -255,7 +255,7 @@ def test_a_part_completes_what_was_run_before(tmp_path: Path) -> None:
 
 
 def test_what_is_finished_can_be_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is trained; a row counts as far as its first seeds go without a gap, since rows are paired by seed."""
+    """Nothing is trained; what is missing of a row stays open, since rows are paired by seed."""
     recipe = get_recipe("remixer-table-4")
     options: dict[str, Any] = {"out": tmp_path, "seeds": 3, "only": ["Remixer Base"], "report": False}
     options["live"] = Live(Console(file=io.StringIO()))
@@ -264,11 +264,15 @@ def test_what_is_finished_can_be_put_together(tmp_path: Path, monkeypatch: pytes
         (folder / "trained.json").unlink()
     monkeypatch.setattr(tokenmix.training, "train", lambda *_, **__: pytest.fail("a run was trained"))
     found = reproduce(recipe, "tiny", collect=True, **options)
-    for name, count in (("T5.1.1 Base", 2), ("Remixer Base", 1)):
+    for name, missing in (("T5.1.1 Base", 2), ("Remixer Base", 1)):
         before, after = ({row["name"]: row for row in r["rows"]}[name]["columns"]["Gen. EM"] for r in (whole, found))
-        assert after["values"] == before["values"][:count]
+        assert after["values"] == [None if seed == missing else v for seed, v in enumerate(before["values"])]
+        assert after["mean"] == pytest.approx(sum(v for v in after["values"] if v is not None) / 2)
     runs = {row["name"]: [run["status"] for run in row["runs"]] for row in found["stages"]["cogs"]["models"]}
     assert runs["Remixer Base"] == ["done", "unfinished", "done"]
+    with pytest.raises(ValueError, match="no finished run of remixer-table-4 at tiny"):  # and no result is overwritten
+        reproduce(recipe, "tiny", collect=True, **{**options, "out": tmp_path / "elsewhere"})
+    assert not (tmp_path / "elsewhere" / "remixer-table-4" / "tiny" / "result.json").exists()
 
 
 def test_the_papers_sizes_are_only_counted_without_a_gpu(pool: Path) -> None:

@@ -40,6 +40,13 @@ def test_noise_and_single_seeds_are_undecided() -> None:
     assert better("a", "b", "x")(Numbers(CLEAR, quick=True)).verdict == "undecided"
 
 
+def test_rows_are_paired_by_seed_where_one_is_missing() -> None:
+    numbers = Numbers({"a": {"x": [None, 80.2, 80.1]}, "b": {"x": [77.0, 77.3, 77.1]}})
+    assert numbers.gain("a", "b", "x") == pytest.approx([2.9, 3.0])
+    assert better("a", "b", "x")(numbers).verdict == "holds"
+    assert "(2 and 3 seeds)" in better("a", "b", "x")(numbers).ours
+
+
 def test_a_value_is_above_a_number_in_every_seed_or_undecided() -> None:
     assert above("a", "x", 79.0)(Numbers(CLEAR)).verdict == "holds"
     assert above("a", "x", 82.0)(Numbers(CLEAR)).verdict == "does not hold"

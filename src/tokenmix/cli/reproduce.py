@@ -31,7 +31,9 @@ def reproduce(
         Path, typer.Option("--out", "-o", help="Folder; recipes that share it reuse each other's runs.")
     ] = Path("runs/reproduce"),
     data: Annotated[Path | None, typer.Option(help="Folder of local data; default: $TOKENMIX_DATA.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs side by side.")] = 1,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="Runs side by side; on a GPU the seeds of a model share one.")
+    ] = 1,
     engine: Annotated[str, typer.Option(help="local, or ray.")] = "local",
     set_: Annotated[
         list[str] | None, typer.Option("--set", "-s", help="Change a setting: `budget.steps=1000`.")
@@ -45,7 +47,10 @@ def reproduce(
         typer.Option("--part", help="A stage to run (`--plan` names them); may be repeated. Default: all."),
     ] = None,
     collect: Annotated[
-        bool, typer.Option("--collect", help="Train nothing: put together what is finished in the folder.")
+        bool,
+        typer.Option(
+            "--collect", help="Train nothing: put together what is finished in the folder; the data must be here."
+        ),
     ] = False,
     save: Annotated[Path | None, typer.Option(help="Copy the result there, e.g. recipes/results.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long it takes.")] = False,
@@ -91,7 +96,7 @@ def reproduce(
             else:
                 show(result, console)
                 console.print(f"result  {path.resolve()}", highlight=False, markup=False, soft_wrap=True)
-    elif only or part or set_ or plan:
+    elif only or part or set_ or plan or collect:
         raise ValueError("name a recipe; `tokenmix reproduce` alone lists them")
     elif ledger is None:
         _list(console, as_json)

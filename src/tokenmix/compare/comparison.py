@@ -125,7 +125,7 @@ def compare(
             engines.run_all(runs, engine=engine, jobs=jobs, collect=collect, on_record=told)
         except Interrupted:
             save()
-            logger.warning("stopped and saved; the same command goes on → %s", folder)
+            logger.warning("stopped; the same command goes on from what its runs have saved → %s", folder)
             raise KeyboardInterrupt from None
     write_tables(result, folder)
     if report:

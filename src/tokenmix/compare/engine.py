@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmix.compare.plan import RunSpec
-from tokenmix.compare.worker import GRACE, Interrupted, _empty, execute, finished
+from tokenmix.compare.worker import GRACE, Interrupted, _empty, execute, finished, record_path
 from tokenmix.naming import unknown
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def run_all(
             elif jobs > 1:
                 _side_by_side(todo, jobs, keep)
             else:
-                _here([spec for kin in _kin(todo) for spec in kin], keep)
+                _here([spec for kin in _kin(todo, jobs) for spec in kin], keep)
     return [found[spec.folder] for spec in runs if spec.folder in found]
 
 
@@ -100,12 +100,12 @@ def _here(runs: Iterable[RunSpec], keep: OnRecord) -> None:
 
 def _side_by_side(runs: Sequence[RunSpec], jobs: int, keep: OnRecord) -> None:
     """Several processes at a time. What runs out of memory beside others is tried again alone."""
-    waiting, running = _kin(runs), dict[int, tuple[subprocess.Popen[bytes], list[RunSpec]]]()
+    waiting, running = _kin(runs, jobs), dict[int, Group]()
     crowded: list[RunSpec] = []
 
-    def collect(specs: list[RunSpec]) -> None:
-        for spec in [spec for spec in specs if (Path(spec.folder) / "record.json").exists()]:
-            specs.remove(spec)
+    def keep_records(group: Group) -> None:
+        for spec in [spec for spec in group.runs if record_path(spec.folder, os.getpid()).exists()]:
+            group.runs.remove(spec)
             record = _record(spec)
             if _starved(record) and len(runs) > 1:
                 crowded.append(spec)
@@ -116,71 +116,87 @@ def _side_by_side(runs: Sequence[RunSpec], jobs: int, keep: OnRecord) -> None:
         while waiting or running:
             for slot in range(jobs):
                 if slot not in running and waiting:
-                    specs = waiting.pop(0)
-                    running[slot] = (_start(specs, slot), specs)
-            for slot, (process, specs) in list(running.items()):
-                code = process.poll()
-                collect(specs)
+                    running[slot] = _start(waiting.pop(0), slot)
+            for slot, group in list(running.items()):
+                code = group.process.poll()
+                keep_records(group)
                 if code is None:
                     continue
                 del running[slot]
                 if code == 130:
-                    raise Interrupted(specs[0].label if specs else "side by side")
-                if specs and code == 0:  # it stopped after one that failed
-                    waiting.insert(0, specs)
-                elif specs:
-                    keep(_died(specs.pop(0), code))
-                    waiting[:0] = [specs] if specs else []
+                    raise Interrupted(group.runs[0].label if group.runs else "side by side")
+                if group.runs and code != 0:  # else it stopped after one that failed
+                    keep(_died(group.runs.pop(0), code, group.log))
+                if group.runs:
+                    waiting.insert(0, group.runs)
             time.sleep(0.2)
         for spec in crowded:
             logger.info("%s ran out of memory beside other runs; trying it alone", spec.label)
-            process = _start([spec], 0)
-            running[0] = (process, [spec])
-            process.wait()
+            group = running[0] = _start([spec], 0)
+            code = group.process.wait()
             del running[0]
-            keep(_record(spec) if (Path(spec.folder) / "record.json").exists() else _died(spec, process.returncode))
+            done = record_path(spec.folder, os.getpid()).exists()
+            keep(_record(spec) if done else _died(spec, code, group.log))
     except KeyboardInterrupt:
         raise Interrupted("side by side") from None
     finally:
-        _stop([process for process, _ in running.values()])
+        _stop([group.process for group in running.values()])
 
 
-def _kin(runs: Sequence[RunSpec]) -> list[list[RunSpec]]:
-    """What one process runs: on a GPU the seeds of a model, which then compile it once; elsewhere a run."""
+@dataclasses.dataclass
+class Group:
+    """A worker process and what it has still to run."""
+
+    process: subprocess.Popen[bytes]
+    runs: list[RunSpec]
+    log: Path
+
+
+def _kin(runs: Sequence[RunSpec], jobs: int) -> list[list[RunSpec]]:
+    """What one process runs: on a GPU the seeds of a model, which then compile it once, as long as that leaves no job
+    idle; elsewhere a run."""
     import torch
 
-    if not torch.cuda.is_available():
+    on_cpu = [spec for spec in runs if spec.config["device"]["device"] == "cpu"]
+    if on_cpu or not torch.cuda.is_available():
         return [[spec] for spec in runs]
     kin: dict[str, list[RunSpec]] = {}
     for spec in runs:
         kin.setdefault(spec.model, []).append(spec)
-    return list(kin.values())
+    groups = list(kin.values())
+    while len(groups) < min(jobs, len(runs)):
+        largest = max(groups, key=len)
+        half = -(-len(largest) // 2)
+        groups[groups.index(largest) : groups.index(largest) + 1] = [largest[:half], largest[half:]]
+    return groups
 
 
-def _start(specs: Sequence[RunSpec], slot: int) -> subprocess.Popen[bytes]:
+def _start(runs: list[RunSpec], slot: int) -> Group:
     import torch
 
     paths = []
-    for spec in specs:
+    for spec in runs:
         folder = Path(spec.folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "record.json").unlink(missing_ok=True)
+        record_path(folder, os.getpid()).unlink(missing_ok=True)
         paths.append(folder / "spec.json")
         paths[-1].write_text(json.dumps(dataclasses.asdict(spec)), encoding="utf-8")
     environment = dict(os.environ)
-    if threads := specs[0].config["device"]["threads"]:
+    if threads := runs[0].config["device"]["threads"]:
         environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     gpus = torch.cuda.device_count()
     if gpus > 1 and "CUDA_VISIBLE_DEVICES" not in environment:
         environment["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
-    with open(paths[0].with_name("log.txt"), "ab") as log:
+    log_path = paths[0].with_name("log.txt")
+    with open(log_path, "ab") as log:
         command = [sys.executable, "-m", "tokenmix.compare.worker", str(os.getpid()), *map(str, paths)]
-        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+    return Group(process, list(runs), log_path)
 
 
 def _record(spec: RunSpec) -> Record:
     """What a process left of a run."""
-    path = Path(spec.folder) / "record.json"
+    path = record_path(spec.folder, os.getpid())
     record = json.loads(path.read_text(encoding="utf-8"))
     path.unlink()
     return record
@@ -190,14 +206,13 @@ def _starved(record: Record) -> bool:
     return record["status"] == "failed" and "out of memory" in record["error"].lower()
 
 
-def _died(spec: RunSpec, code: int) -> Record:
+def _died(spec: RunSpec, code: int, log: Path) -> Record:
     """A process left nothing of a run: what killed it."""
     if code < 0:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name
             hint = " (out of memory?)" if name == "SIGKILL" else ""
             return _failed(spec, f"the process was ended by {name}{hint}")
-    log = Path(spec.folder) / "log.txt"
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
     return _failed(spec, f"the process ended with {code}: {lines[-1] if lines else 'no message'}")
 

@@ -30,7 +30,7 @@ from tokenmix.compare.plan import Judging, RunSpec
 from tokenmix.data.mixtures import MIXTURES
 from tokenmix.training import Callback, RunConfig
 from tokenmix.training.config import read_layer
-from tokenmix.training.faults import FolderInUse, FolderLock
+from tokenmix.training.faults import FolderInUse
 
 logger = logging.getLogger(__name__)
 PER_EXAMPLE = ("exact_match", "accuracy")  # metrics that are a mean over examples
@@ -105,41 +105,54 @@ def finished(spec: RunSpec) -> dict[str, Any] | None:
 
 
 def _trained(spec: RunSpec, folder: Path) -> dict[str, Any]:
-    path = folder / "trained.json"
-    while True:
-        if path.exists():
-            return json.loads(path.read_text(encoding="utf-8"))
-        try:
-            with FolderLock(folder):
-                break
-        except FolderInUse:  # another command runs it: its result is ours, too
-            time.sleep(1.0)
     from tokenmix.training import train
 
-    config = RunConfig.of(spec.config)
-    if (folder / "config.yaml").exists():  # it goes on with the threads that it began with: they change the last bits
-        config.device.threads = (read_layer(folder / "config.yaml").get("device") or {}).get("threads")
-    reset_peak_memory()
-    result = train(config, callbacks=[LiveFile(folder)])
-    if result.status == "interrupted":
-        raise Interrupted(spec.label)
-    curve, memory = read_curve(folder)
-    trained = {
-        "steps": result.steps,
-        "seconds": result.seconds,
-        "parameters": result.parameters,
-        "flops_step": result.flops / max(1, result.steps),
-        "flops_forward": result.flops / max(1, result.steps) / 3 / config.data.batch_size,
-        "steps_per_second": result.steps / result.seconds if result.seconds else None,
-        "memory_bytes": memory,
-        "tokens": result.tokens,
-        "stopped": result.status,
-        "validation": result.metrics,
-        "curve": curve,
-        "config": _model_config(folder),
-    }
-    _write(path, trained)
-    return trained
+    path, told = folder / "trained.json", False
+    while not path.exists():
+        config = RunConfig.of(spec.config)
+        if (
+            folder / "config.yaml"
+        ).exists():  # it goes on with the threads that it began with: they change the last bits
+            config.device.threads = (read_layer(folder / "config.yaml").get("device") or {}).get("threads")
+        reset_peak_memory()
+        try:
+            result = train(config, callbacks=[LiveFile(folder), Kept(path, config)])
+        except FolderInUse as error:  # another command is at it: its result is ours, too
+            if not told:
+                logger.info("%s: %s", spec.label, error)
+            told = True
+            time.sleep(1.0)
+            continue
+        if result.status == "interrupted":
+            raise Interrupted(spec.label)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+class Kept(Callback):
+    """Writes trained.json at the end of a run, while its folder is still locked: who waits for the folder finds it."""
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        self.path, self.config = path, config
+
+    def on_end(self, result: Any) -> None:
+        if result.status == "interrupted":
+            return
+        curve, memory = read_curve(self.path.parent)
+        trained = {
+            "steps": result.steps,
+            "seconds": result.seconds,
+            "parameters": result.parameters,
+            "flops_step": result.flops / max(1, result.steps),
+            "flops_forward": result.flops / max(1, result.steps) / 3 / self.config.data.batch_size,
+            "steps_per_second": result.steps / result.seconds if result.seconds else None,
+            "memory_bytes": memory,
+            "tokens": result.tokens,
+            "stopped": result.status,
+            "validation": result.metrics,
+            "curve": curve,
+            "config": _model_config(self.path.parent),
+        }
+        _write(self.path, trained)
 
 
 def _model_config(folder: Path) -> dict[str, Any]:
@@ -285,6 +298,8 @@ class LiveFile(Callback):
     def __init__(self, folder: Path) -> None:
         self.path, self._written = folder / "live.json", 0.0
         self.state: dict[str, Any] = {"phase": "starting"}
+
+    def on_start(self, run: dict[str, Any]) -> None:
         _write(self.path, self.state)
 
     def on_step(self, step: int, fraction: float) -> None:
@@ -335,6 +350,11 @@ def _die_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def record_path(folder: Path | str, parent: int) -> Path:
+    """Where a worker leaves the record of a run for the command that started it; another one may share the folder."""
+    return Path(folder) / f"record-{parent}.json"
+
+
 def main(arguments: list[str]) -> int:
     """`python -m tokenmix.compare.worker PARENT SPEC.json …`: one run after another, up to the first that fails (what comes
     after it deserves a fresh process); each record goes beside its specification."""
@@ -346,7 +366,7 @@ def main(arguments: list[str]) -> int:
             record = execute(spec)
         except (Interrupted, KeyboardInterrupt):
             return 130
-        _write(path.with_name("record.json"), record)
+        _write(record_path(path.parent, int(parent)), record)
         if record["status"] == "failed":
             break
     return 0

@@ -2,7 +2,7 @@
 
 An estimate, for planning: a step of a small model waits for the kernels of its layers, however little each does, and
 then for its arithmetic. The two figures below give the 3.7 ms that a step of the COGS model takes when it is compiled and
-recorded (`benchmarks/results/cogs-step-h200.json`) within a quarter.
+recorded within a quarter, and are too low by two fifths for a Remixer's 4.9 ms (`benchmarks/results/cogs-step-h200.json`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tokenmix.training.config import merge
 
 KERNELS = 0.4e-3  # seconds of a step, for each layer, without its arithmetic
 FLOPS_PER_SECOND = 250e12
-START = 0.75  # minutes of a model that are not steps: starting and compiling, once for all seeds
+START = 0.75  # minutes of a model that are not steps: starting, compiling (once for all seeds), judging
 EPOCH_EXAMPLES = {"imagenet": 1_281_167, "sst2": 67_349, "mnli": 392_702}
 # Typical lengths of input and target in a padded batch, in tokens, where the data and not a setting decides them.
 LENGTHS = {

@@ -5,11 +5,11 @@
 Time: about 15 minutes on one H200, one run after another (an estimate). Expect: from scratch and without early
 stopping, 81% generalisation exact match is published for a Transformer after 50,000 steps at rate 1e-4, above the
 paper's 77.4% with pretraining. After 15,000 steps the Transformer has 76.6 and 77.6% (seeds 0 and 1), a Remixer 74.9% and
-a Mixer encoder 77.8% (seed 0; `recipes/results/remixer-table-4.json`). What it takes to come so far, each found by leaving
-it out: norms behind the sublayers and small embeddings that are not multiplied (`benchmarks/results/cogs-bodies-h200.json`:
-74.0% after 10,000 steps, 56.5 and 64.5% with larger embeddings, 56.3% with norms before), a low rate (at 5e-4 one had 1%,
-`cogs-rates-h200.json`), and batches that are random samples (with the longest examples in batches of their own it stood
-at 49%, `cogs-batches-h200.json`).
+a Mixer encoder 77.8% (seed 0; `recipes/results/remixer-table-4.json`). What it takes to come so far: small embeddings
+that are not multiplied (`benchmarks/results/cogs-bodies-h200.json`: 74.0% after 10,000 steps, 64.5% with embeddings
+times √d) with norms behind the sublayers (56.5% with T5's norms and initial values behind them, 56.3% before them, both with
+embeddings times √d), a low rate (at 5e-4 one had 1%, `cogs-rates-h200.json`), and batches that are random samples (with the
+longest examples in batches of their own it stood at 49%, `cogs-batches-h200.json`).
 Targets of the generalisation set are up to three times as long as those of the training set, so that rows of a learned
 H past the training lengths stay untrained; a Toeplitz H does not know that problem.
 """

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from tokenmix.naming import unknown
 from tokenmix.recipes.recipe import Recipe, Row, Scale, Stage
 from tokenmix.recipes.verdicts import Numbers
 from tokenmix.training.config import merge
+from tokenmix.training.faults import FolderLock
 
 logger = logging.getLogger(__name__)
 
@@ -130,14 +130,14 @@ def reproduce(
     count = seeds or chosen.seeds
     folder = Path(out)
     started = time.time()
-    values: dict[str, dict[str, list[float]]] = {}
+    values: dict[str, dict[str, list[float | None]]] = {}
     stages: dict[str, Any] = {}
     weights: dict[str, dict[tuple[str, int], str]] = {}
     for stage in stages_of(recipe, scale, parts):
         entries = contenders_of(recipe, scale, stage, only, settings)
         place = folder / recipe.name / scale / stage.name
         if stage.profile:
-            found = _profile(entries, stage, chosen, place)
+            found = _profile(entries, stage, chosen, place, collect)
             stages[stage.name] = found
             _fill(values, stage, recipe, {name: _profiled(row) for name, row in found["models"].items()})
             continue
@@ -168,6 +168,10 @@ def reproduce(
         }
         stages[stage.name] = _short(result)
         _fill(values, stage, recipe, {row["name"]: _measured(row) for row in result["models"]})
+    if collect and not values:
+        raise ValueError(
+            f"no finished run of {recipe.name} at {scale} in {folder}; give --out as it was when they were made"
+        )
     place = folder / recipe.name / scale
     place.mkdir(parents=True, exist_ok=True)
     if (only or parts) and (place / "result.json").exists():
@@ -203,15 +207,16 @@ def _prepared(settings: dict[str, Any], folder: Path, data: str | None, body: st
     source = get_task(name).source("train", data)
     if not isinstance(source, Files):
         raise ValueError(f"{name} is prepared from local files; put them into the data folder (--data, $TOKENMIX_DATA)")
-    if not (place / "tokenizer" / "tokenizer.json").exists():
-        logger.info("training a tokenizer of %s tokens on %s → %s", f"{size:,}", name, place / "tokenizer")
-        texts = (example.target for _, example in zip(range(20_000), get_task(name).stream("train", data)))
-        made = train_tokenizer(texts, kind="unigram", vocab_size=size, style=style)
-        made.save_pretrained(place / "tokenizer")
-    if not (place / "shards" / "manifest.json").exists():
-        logger.info("preparing %s → %s", name, place / "shards")
-        prepare_shards(_files(source, data), load_tokenizer(place / "tokenizer"), place / "shards")
-        load_tokenizer(place / "tokenizer").save_pretrained(place / "shards" / "tokenizer")
+    with FolderLock(place, waits=True):  # another command may be at it
+        if not (place / "tokenizer" / "tokenizer.json").exists():
+            logger.info("training a tokenizer of %s tokens on %s → %s", f"{size:,}", name, place / "tokenizer")
+            texts = (example.target for _, example in zip(range(20_000), get_task(name).stream("train", data)))
+            made = train_tokenizer(texts, kind="unigram", vocab_size=size, style=style)
+            made.save_pretrained(place / "tokenizer")
+        if not (place / "shards" / "manifest.json").exists():
+            logger.info("preparing %s → %s", name, place / "shards")
+            prepare_shards(_files(source, data), load_tokenizer(place / "tokenizer"), place / "shards")
+            load_tokenizer(place / "tokenizer").save_pretrained(place / "shards" / "tokenizer")
     return merge(settings, {"data": {"task": f"shards:{place / 'shards'}", "vocab_size": 8000}})
 
 
@@ -226,9 +231,11 @@ def _files(source: Any, data: str | None) -> list[Path]:
     return [found]
 
 
-def _profile(entries: Sequence[Contender], stage: Stage, scale: Scale, place: Path) -> dict[str, Any]:
+def _profile(
+    entries: Sequence[Contender], stage: Stage, scale: Scale, place: Path, collect: bool = False
+) -> dict[str, Any]:
     """Every model counted and timed; what an earlier call into the same folder measured, on a machine with the same
-    hardware and versions, is kept."""
+    hardware and versions, is kept. With ``collect`` all that is there is, and nothing is measured."""
     from tokenmix.compare.profile import profile
     from tokenmix.devices import chosen_device
 
@@ -247,7 +254,9 @@ def _profile(entries: Sequence[Contender], stage: Stage, scale: Scale, place: Pa
         asked = json.loads(json.dumps(asked, default=str))
         file = place / f"{slug(entry.name)}.json"
         known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        if known.get("asked") != asked:
+        if collect and not known:
+            continue
+        if known.get("asked") != asked and not collect:
             known = {"asked": asked, "found": profile(config, **settings)}
             write_json(file, known)
         models[entry.name] = known["found"]
@@ -276,10 +285,13 @@ def _profiled(found: Mapping[str, Any]) -> dict[str, list[float]]:
     }
 
 
-def _measured(row: Mapping[str, Any]) -> dict[str, list[float]]:
-    done = list(takewhile(lambda run: run["status"] == "done", row["runs"]))  # no gap: rows are paired by seed
+def _measured(row: Mapping[str, Any]) -> dict[str, list[float | None]]:
+    """Metrics seed by seed, None where one is missing, so that rows can be paired; and what all seeds share."""
+    done = [run for run in row["runs"] if run["status"] == "done"]
     names = dict.fromkeys(name for run in done for name in run["metrics"])
-    found = {name: [run["metrics"][name] for run in done if name in run["metrics"]] for name in names}
+    found: dict[str, list[float | None]] = {
+        name: [run["metrics"].get(name) if run["status"] == "done" else None for run in row["runs"]] for name in names
+    }
     for name in ("parameters", "flops_forward", "flops_step", "memory_bytes"):
         found[name] = [row[name]] if row.get(name) else []
     found["steps_per_second"] = [run["steps_per_second"] for run in done if run.get("steps_per_second")]
@@ -287,10 +299,10 @@ def _measured(row: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def _fill(
-    values: dict[str, dict[str, list[float]]],
+    values: dict[str, dict[str, list[float | None]]],
     stage: Stage,
     recipe: Recipe,
-    found: Mapping[str, Mapping[str, list[float]]],
+    found: Mapping[str, Mapping[str, Sequence[float | None]]],
 ) -> None:
     for column, source in stage.columns.items():
         if column not in recipe.columns:
@@ -302,10 +314,13 @@ def _fill(
             name, factor = source, 1.0
         for row, numbers in found.items():
             if numbers.get(name):
-                values.setdefault(row, {})[column] = [number / factor for number in numbers[name]]
+                scaled_numbers = [None if number is None else number / factor for number in numbers[name]]
+                values.setdefault(row, {})[column] = scaled_numbers
 
 
-def _complete(values: dict[str, dict[str, list[float]]], stages: dict[str, Any], before: Mapping[str, Any]) -> None:
+def _complete(
+    values: dict[str, dict[str, list[float | None]]], stages: dict[str, Any], before: Mapping[str, Any]
+) -> None:
     """What a part of a recipe did not run, from the result of an earlier call."""
     for row, columns in values_of(before).items():
         for column, numbers in columns.items():
@@ -343,7 +358,7 @@ def _result(
     recipe: Recipe,
     scale: str,
     seeds: int,
-    values: Mapping[str, Mapping[str, list[float]]],
+    values: Mapping[str, Mapping[str, Sequence[float | None]]],
     stages: Mapping[str, Any],
     seconds: float,
     settings: Mapping[str, Any] | None,
@@ -354,11 +369,12 @@ def _result(
         cells = {}
         for column in recipe.columns:
             numbers = list(mine.get(column, []))
+            known = [number for number in numbers if number is not None]
             cells[column] = {
                 "paper": row.printed.get(column),
                 "values": numbers,
-                "mean": mean(numbers),
-                "deviation": deviation(numbers),
+                "mean": mean(known),
+                "deviation": deviation(known),
             }
         rows.append({"name": row.name, "layer": row.layer, "preset": row.preset, "columns": cells})
     return {
@@ -396,7 +412,7 @@ def _devices(stages: Mapping[str, Any]) -> list[str]:
 
 
 def judge_claims(
-    recipe: Recipe, values: Mapping[str, Mapping[str, list[float]]], quick: bool = False
+    recipe: Recipe, values: Mapping[str, Mapping[str, Sequence[float | None]]], quick: bool = False
 ) -> list[dict[str, str]]:
     """Every claim of a recipe against our numbers."""
     numbers = Numbers(values, recipe.lower, quick)
@@ -415,7 +431,7 @@ def judge_claims(
     return found
 
 
-def values_of(result: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
+def values_of(result: Mapping[str, Any]) -> dict[str, dict[str, list[float | None]]]:
     """Our numbers in a result file, so that claims can be judged again."""
     return {
         row["name"]: {column: cell["values"] for column, cell in row["columns"].items() if cell["values"]}

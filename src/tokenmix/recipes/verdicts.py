@@ -27,21 +27,25 @@ COUNTED = ("Params", "FLOPs", "FLOPS", "MAdds", "#L")  # columns that are counte
 
 @dataclass(frozen=True)
 class Numbers:
-    """Our numbers: row → column → one value per seed (of the same seeds in every row)."""
+    """Our numbers: row → column → one value per seed, the same seeds in every row; None where one is missing."""
 
-    values: Mapping[str, Mapping[str, Sequence[float]]]
+    values: Mapping[str, Mapping[str, Sequence[float | None]]]
     lower: tuple[str, ...] = ()  #: columns in which less is better
     quick: bool = field(default=False)  #: a trial of the machinery (`tiny`): nothing is decided
 
     def get(self, row: str, column: str) -> list[float]:
-        """One value per seed; empty where it was not run."""
-        return list(self.values.get(row, {}).get(column, ()))
+        """One value per seed that has one; empty where it was not run."""
+        return [value for value in self.values.get(row, {}).get(column, ()) if value is not None]
+
+    def pairs(self, row: str, other: str, column: str) -> list[tuple[float, float]]:
+        """The values of two rows, of the seeds that both have."""
+        both = zip(*(self.values.get(name, {}).get(column, ()) for name in (row, other)))
+        return [(a, b) for a, b in both if a is not None and b is not None]
 
     def gain(self, row: str, other: str, column: str, percent: bool = False) -> list[float]:
         """How much better ``row`` is than ``other``, by seed; with ``percent``, as a share of ``other``."""
         sign = -1.0 if column in self.lower else 1.0
-        pairs = zip(self.get(row, column), self.get(other, column))
-        return [sign * (100 * (a / b - 1) if percent else a - b) for a, b in pairs]
+        return [sign * (100 * (a / b - 1) if percent else a - b) for a, b in self.pairs(row, other, column)]
 
 
 Check = Callable[[Numbers], Verdict]
@@ -100,7 +104,7 @@ def ratio_above(row: str, other: str, column: str, factor: float) -> Check:
     def check(numbers: Numbers) -> Verdict:
         if missing := _missing(numbers, (row, other), column):
             return missing
-        ratios = [a / b - factor for a, b in zip(numbers.get(row, column), numbers.get(other, column))]
+        ratios = [a / b - factor for a, b in numbers.pairs(row, other, column)]
         return _decide(ratios, 0.0, _shown(numbers, (row, other), column), numbers, column)
 
     return check
@@ -162,12 +166,12 @@ def same_slope(
 
     def slopes(numbers: Numbers, rows: Sequence[str]) -> list[float]:
         sizes = [math.log(numbers.get(row, size)[0]) for row in rows]
-        columns = [numbers.get(row, column) for row in rows]
-        seeds = min(len(values) for values in columns)
+        everywhere = zip(*(numbers.values[row][column] for row in (*family, *other)))
+        whole = [seed for seed, values in enumerate(everywhere) if None not in values]
         fitted = []
-        for seed in range(seeds):
-            values = [math.log(v[seed]) if logarithmic else v[seed] for v in columns]
-            fitted.append(float(np.polyfit(sizes, values, 1)[0]))
+        for seed in whole:
+            values = [float(numbers.values[row][column][seed]) for row in rows]  # type: ignore[arg-type]
+            fitted.append(float(np.polyfit(sizes, np.log(values) if logarithmic else values, 1)[0]))
         return fitted
 
     def check(numbers: Numbers) -> Verdict:
@@ -244,5 +248,8 @@ def _shown(numbers: Numbers, rows: Sequence[str], column: str) -> str:
         values = numbers.get(row, column)
         spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 and not _counted(column) else ""
         parts.append(f"{row} {mean(values):,.4g}{spread}")
-    seeds = "" if _counted(column) else f" ({len(numbers.get(rows[0], column))} seeds)"
+    counts = [len(numbers.get(row, column)) for row in rows]
+    same = len(set(counts)) == 1
+    told = f"{counts[0]} seed{'s' * (counts[0] > 1)}" if same else f"{' and '.join(map(str, counts))} seeds"
+    seeds = "" if _counted(column) else f" ({told})"
     return f"{column}: " + ", ".join(parts) + seeds

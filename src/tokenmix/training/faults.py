@@ -118,7 +118,8 @@ class FolderInUse(TrainingFault):
 
 
 class FolderLock:
-    """An OS lock on a run folder: gone with the process however that ends, and not inherited by its children.
+    """An OS lock on a run folder: gone with the process however that ends, and not inherited by its children. Who ``waits``
+    gets it once it is free, others are told at once.
 
     >>> with FolderLock(Path("runs/a")):
     ...     train()
@@ -126,8 +127,9 @@ class FolderLock:
 
     _held: set[Path] = set()  # record locks are per process: within one, we have to look ourselves
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, waits: bool = False) -> None:
         self.path = folder.resolve() / ".lock"
+        self.waits = waits
         self.file: Any = None
 
     def __enter__(self) -> FolderLock:
@@ -136,7 +138,7 @@ class FolderLock:
             raise TrainingFault(f"{self.path.parent} is in use by another run of this process; choose another --out")
         self.file = open(self.path, "a+")
         try:
-            fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self.file, fcntl.LOCK_EX | (0 if self.waits else fcntl.LOCK_NB))
         except OSError:
             self.file.seek(0)
             owner = self.file.read().strip() or "unknown"

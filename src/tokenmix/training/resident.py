@@ -8,6 +8,7 @@ it once: the next run's first weights are copied into the model that is there.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 from itertools import chain
 from typing import Any
@@ -39,7 +40,7 @@ def kind_of(config: RunConfig, model: Any, batches: Batches) -> str:
     learning = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     parts = [
         type(model).__name__, model.config.to_dict(), learning, dataclasses.asdict(config.optimizer),
-        dataclasses.asdict(config.device), batches.batch_size, batches.shapes, list(batches.room.values()),
+        dataclasses.asdict(config.device), dataclasses.asdict(config.data), batches.shapes, list(batches.room.values()),
     ]  # fmt: skip
     return json.dumps(parts, default=str)
 
@@ -50,13 +51,23 @@ def keep(resident: Resident) -> None:
     _last = resident
 
 
-def take(kind: str, model: nn.Module) -> Resident | None:
-    """The model that an earlier run of this kind left, with the weights of ``model`` and an optimizer that knows nothing
-    yet. What was left by a run of another kind is let go."""
+def release() -> None:
+    """Let go of what the last run left, and of the memory that it holds."""
     global _last
-    found, _last = _last, None
-    if found is None or found.kind != kind:
+    if _last is not None:
+        _last = None
+        gc.collect()  # a recorded step knows its trainer, which knows it
+        torch.cuda.empty_cache()
+
+
+def take(kind: str, model: nn.Module, *, fresh: bool = True) -> Resident | None:
+    """The model that an earlier run of this kind left, with the weights of ``model`` and an optimizer that knows nothing
+    yet: for a run that begins (``fresh``). What else was left is let go."""
+    global _last
+    if _last is None or _last.kind != kind or not fresh:
+        release()
         return None
+    found, _last = _last, None
     with torch.no_grad():
         for mine, new in zip(_tensors(found.model), _tensors(model), strict=True):
             mine.copy_(new)

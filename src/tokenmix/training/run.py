@@ -145,7 +145,7 @@ class Session:
             policy = "imagenet" if parts.model.config.channels == 3 else None
             augment = Augment(parts.model.config.num_labels, policy=policy).to(accelerator.device)
         self.kind = resident.kind_of(config, parts.model, batches)
-        taken = resident.take(self.kind, parts.model) if start is None else None
+        taken = resident.take(self.kind, parts.model, fresh=start is None)
         if taken is not None:
             parts.model = taken.model
         self.trainer = Trainer(config, parts.model, batches, accelerator, folder, [], augment, taken)
@@ -174,17 +174,17 @@ class Session:
         }  # fmt: skip
         for callback in self.callbacks:
             callback.on_start(about)
-        with _signals(self._interrupt):
+        with _signals(self._interrupt):  # a second SIGTERM must not reach a run that is saving itself
             if trainer.budget.fraction(self.done) < 1:
                 trainer.warm_up()
                 trainer.run(self._between_steps)
-        known = self.validated_at == self.done.step or (self.saved_at == self.done.step and self.last)
-        if not known and self.status != "interrupted":
-            self._validate()
-        if self.saved_at != self.done.step:
-            self._save()
-        if self.status != "interrupted":
-            self._export()
+            known = self.validated_at == self.done.step or (self.saved_at == self.done.step and self.last)
+            if not known and self.status != "interrupted":
+                self._validate()
+            if self.saved_at != self.done.step:
+                self._save()
+            if self.status != "interrupted":
+                self._export()
         if trainer.ready and trainer.graphs is not None:
             resident.keep(Resident(self.kind, model, trainer.optimizer, trainer.replica, trainer.graphs))
         result = RunResult(
