@@ -110,9 +110,8 @@ def _trained(spec: RunSpec, folder: Path) -> dict[str, Any]:
     path, told = folder / "trained.json", False
     while not path.exists():
         config = RunConfig.of(spec.config)
-        if (
-            folder / "config.yaml"
-        ).exists():  # it goes on with the threads that it began with: they change the last bits
+        # it goes on with the threads that it began with: they change the last bits
+        if (folder / "config.yaml").exists():
             config.device.threads = (read_layer(folder / "config.yaml").get("device") or {}).get("threads")
         reset_peak_memory()
         try:
