@@ -14,7 +14,7 @@ from tokenmix.training.optimizers import Adafactor, build_optimizer, clip, decay
 from tokenmix.training.schedules import learning_rate
 
 
-def rate(name: str, step: int, total: int = 1000, warmup: float = 100, lr: float = 2.0, **more: bool) -> float:
+def rate(name: str, step: int, total: int = 1000, warmup: float = 100, lr: float = 2.0, **more: float) -> float:
     return learning_rate(ScheduleConfig(name=name, warmup=warmup, **more), lr, step, total)  # type: ignore[arg-type]
 
 
@@ -26,7 +26,14 @@ def test_schedules_follow_their_formulas() -> None:
     assert rate("cosine", 325) == pytest.approx(2.0 * (1 + math.cos(math.pi * 0.25)) / 2)
     assert rate("constant", 9) == pytest.approx(0.2)
     assert rate("constant", 999, warmup=0) == 2.0
+    assert [rate("constant", step, warmup=0, decay=0.25) for step in (749, 750, 875)] == [2.0, 2.0, 1.0]
+    assert rate("constant", 999, warmup=0, decay=0.25) == pytest.approx(2.0 / 250)
     assert rate("linear", 0, warmup=0.1) == pytest.approx(2.0 / 100)  # a share of the run
+
+
+def test_a_decay_longer_than_the_run_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 1"):
+        ScheduleConfig(name="constant", decay=100)
 
 
 def test_inverse_square_root_is_t5s_and_the_synthesizers() -> None:

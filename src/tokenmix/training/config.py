@@ -79,6 +79,11 @@ class ScheduleConfig:
     name: Literal["constant", "linear", "cosine", "inverse_sqrt"] = "linear"
     warmup: float = 0.05  #: steps, or a share of the run where it is below 1
     ramp: bool = True  #: inverse_sqrt: rise during warm-up; T5 holds the rate instead
+    decay: float = 0.0  #: constant: the share of the run, at its end, in which the rate falls to 0
+
+    def __post_init__(self) -> None:
+        if self.decay > 1:
+            raise ValueError(f"schedule.decay is a share of the run, at most 1; got {self.decay!r}")
 
 
 @dataclass
@@ -139,9 +144,9 @@ class DeviceConfig:
 LEAST = {  # smallest value of a number
     "seed": 0, "log_every": 1, "data.vocab_size": 1, "data.batch_size": 1, "data.max_input": 1, "data.max_target": 1,
     "data.limit": 1, "data.buckets": 1, "data.workers": 0, "optimizer.eps": 0, "optimizer.weight_decay": 0,
-    "optimizer.clip": 0, "schedule.warmup": 0, "validation.every": 0, "validation.examples": 1, "validation.beams": 1,
-    "validation.patience": 1, "checkpoints.every": 0, "checkpoints.keep_last": 1, "checkpoints.keep_every": 1,
-    "device.threads": 1, "device.accumulate": 1,
+    "optimizer.clip": 0, "schedule.warmup": 0, "schedule.decay": 0, "validation.every": 0, "validation.examples": 1,
+    "validation.beams": 1, "validation.patience": 1, "checkpoints.every": 0, "checkpoints.keep_last": 1,
+    "checkpoints.keep_every": 1, "device.threads": 1, "device.accumulate": 1,
 }  # fmt: skip
 
 

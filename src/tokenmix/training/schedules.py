@@ -1,6 +1,6 @@
 """Learning rates of the papers as one pure function of the step.
 
-    constant       lr
+    constant       lr · min(1, (1 − t / T) / d)      d: the share of the T steps at the end in which it falls to 0, if any
     linear         lr · (1 − p)                      p: the share of the steps after warm-up that is done
     cosine         lr · (1 + cos πp) / 2
     inverse_sqrt   lr / √max(t, w)                   t: step from 1, w: warm-up; T5's is lr = 1, w = 10⁴, ramp = False
@@ -30,7 +30,8 @@ def learning_rate(schedule: ScheduleConfig, lr: float, step: int, total: float) 
     if schedule.name == "inverse_sqrt":
         return lr * (rise if schedule.ramp else 1.0) / math.sqrt(max(t, warmup, 1.0))
     if schedule.name == "constant":
-        return lr * rise
+        fall = min(1.0, max(0.0, 1.0 - step / total) / schedule.decay) if schedule.decay > 0 else 1.0
+        return lr * rise * fall
     done = min(1.0, max(0.0, (step - warmup) / max(total - warmup, 1.0)))
     if schedule.name == "linear":
         return lr * rise * (1.0 - done)
