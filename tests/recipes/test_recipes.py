@@ -263,6 +263,8 @@ def test_what_is_finished_can_be_put_together(tmp_path: Path, monkeypatch: pytes
     for folder in (*tmp_path.glob("runs/t5-1-1-base-seed2-*"), *tmp_path.glob("runs/remixer-base-seed1-*")):
         (folder / "trained.json").unlink()
     monkeypatch.setattr(tokenmix.training, "train", lambda *_, **__: pytest.fail("a run was trained"))
+    result = tmp_path / "remixer-table-4" / "tiny" / "result.json"
+    result.rename(tmp_path / "earlier.json")
     found = reproduce(recipe, "tiny", collect=True, **options)
     for name, missing in (("T5.1.1 Base", 2), ("Remixer Base", 1)):
         before, after = ({row["name"]: row for row in r["rows"]}[name]["columns"]["Gen. EM"] for r in (whole, found))
@@ -273,6 +275,16 @@ def test_what_is_finished_can_be_put_together(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ValueError, match="no finished run of remixer-table-4 at tiny"):  # and no result is overwritten
         reproduce(recipe, "tiny", collect=True, **{**options, "out": tmp_path / "elsewhere"})
     assert not (tmp_path / "elsewhere" / "remixer-table-4" / "tiny" / "result.json").exists()
+    (tmp_path / "earlier.json").rename(result)  # what an earlier call has of the missing seeds is taken
+    completed = reproduce(recipe, "tiny", collect=True, **options)
+    assert completed["rows"] == whole["rows"]
+    for row, earlier in zip(completed["stages"]["cogs"]["models"], whole["stages"]["cogs"]["models"]):
+        assert [run["metrics"] for run in row["runs"]] == [run["metrics"] for run in earlier["runs"]]
+        assert row["mean"] == pytest.approx(earlier["mean"])
+    changed = json.loads(result.read_text())
+    changed["stages"]["cogs"]["settings"]["budget"]["steps"] = 3
+    result.write_text(json.dumps(changed))  # but nothing of another budget
+    assert reproduce(recipe, "tiny", collect=True, **options)["rows"] == found["rows"]
 
 
 def test_the_papers_sizes_are_only_counted_without_a_gpu(pool: Path) -> None:

@@ -51,10 +51,12 @@ def contender_of(row: Row, scale: Scale, stage: Stage, name: str) -> Contender:
         base = sizes.get(option, sizes.get("layers") if option == "decoder_layers" else None)
         if base is None:
             raise ValueError(f"{row.name}: the scale has no {option} to multiply")
-        options[option] = max(1, round(base * factor))
+        unit = 1
         if option == "d_model":
             unit = 8 * max(1, options.get("heads", 1)) if base >= 128 else max(2, options.get("heads", 1))
-            options[option] = max(unit, round(base * factor / unit) * unit)
+        elif option == "d_ff" and base >= 128:
+            unit = 8  # what matrix units like
+        options[option] = max(unit, round(base * factor / unit) * unit)
     if semicolon:
         options["decoder_layer"] = decoder.strip()
     body = stage.body or scale.body
@@ -177,7 +179,7 @@ def reproduce(
     if (only or parts) and (place / "result.json").exists():
         before = json.loads((place / "result.json").read_text(encoding="utf-8"))
         if before["seeds"] == count and before["changed"] == dict(settings or {}):
-            _complete(values, stages, before)
+            _complete(values, stages, before, chosen)
     made = _result(recipe, scale, count, values, stages, time.time() - started, settings)
     (place / "result.json").write_text(json.dumps(made, indent=1, ensure_ascii=False), encoding="utf-8")
     return made
@@ -319,19 +321,51 @@ def _fill(
 
 
 def _complete(
-    values: dict[str, dict[str, list[float | None]]], stages: dict[str, Any], before: Mapping[str, Any]
+    values: dict[str, dict[str, list[float | None]]], stages: dict[str, Any], before: Mapping[str, Any], scale: Scale
 ) -> None:
-    """What a part of a recipe did not run, from the result of an earlier call."""
-    for row, columns in values_of(before).items():
-        for column, numbers in columns.items():
-            values.setdefault(row, {}).setdefault(column, numbers)
-    for name, old in before["stages"].items():
+    """What a part of a recipe did not run, from an earlier result: stages, rows of a stage, and seeds of a row.
+
+    A stage whose settings have changed since is not mixed with what was run before.
+    """
+    kept = {
+        name
+        for name, old in before["stages"].items()
+        if name not in stages or stages[name].get("settings") == old.get("settings")
+    }
+    columns = {column for stage in scale.stages if stage.name in kept for column in stage.columns}
+    for row, cells in values_of(before).items():
+        for column in columns & cells.keys():
+            mine = values.setdefault(row, {})
+            mine[column] = _filled(mine.get(column), cells[column])
+    for name in kept:
+        old = before["stages"][name]
         new = stages.setdefault(name, old)
         if isinstance(new["models"], dict):
             new["models"] = {**old["models"], **new["models"]}
         else:
-            known = {row["name"] for row in new["models"]}
-            new["models"] = [*new["models"], *(row for row in old["models"] if row["name"] not in known)]
+            earlier = {row["name"]: row for row in old["models"]}
+            rows = [_with_runs(row, earlier.pop(row["name"], row), new["metric"]) for row in new["models"]]
+            new["models"] = [*rows, *earlier.values()]
+
+
+def _filled(new: Sequence[float | None] | None, old: Sequence[float | None]) -> list[float | None]:
+    """Numbers seed by seed, an older one where a new one is missing."""
+    if not new:
+        return list(old)
+    return [b if a is None else a for a, b in zip(new, old)] if len(new) == len(old) else list(new)
+
+
+def _with_runs(row: Mapping[str, Any], earlier: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """A row with the earlier runs of the seeds that it lacks."""
+    older = {run["seed"]: run for run in earlier["runs"]}
+    runs = [run if run["status"] == "done" else older.get(run["seed"], run) for run in row["runs"]]
+    if runs == row["runs"]:
+        return dict(row)
+    if all(run["status"] != "done" for run in row["runs"]):
+        return dict(earlier)
+    done = [run["metrics"][metric] for run in runs if metric in run["metrics"]]
+    compared = dict.fromkeys(("difference", "interval", "significant", "p", "over"))  # of the new runs alone
+    return {**row, **compared, "runs": runs, "mean": mean(done), "deviation": deviation(done)}
 
 
 def _is_number(text: str) -> bool:
