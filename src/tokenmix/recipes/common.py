@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tokenmix.recipes.recipe import Stage
+from tokenmix.training.config import merge
 
 # --- tiny: the machinery alone, in a few seconds, with nothing to download
 
@@ -100,8 +102,8 @@ def bench_finetune(
     batch: int = 32,
     **more: Any,
 ) -> Stage:
-    """Finetuning from the weights of a stage before (or training from scratch)."""
-    settings = {
+    """Finetuning from the weights of a stage before."""
+    settings: dict[str, Any] = {
         "data": {"task": task, "batch_size": batch, **more},
         "budget": {"steps": steps},
         "optimizer": {**ADAM, "lr": lr},
@@ -112,6 +114,24 @@ def bench_finetune(
         "log_every": LOG,
     }
     return Stage(name, settings, columns, after=after)
+
+
+def bench_scratch(
+    name: str,
+    task: str,
+    columns: dict[str, str],
+    steps: int,
+    *,
+    lr: float,
+    batch: int,
+    beams: int = 1,
+    options: dict[str, Any] | None = None,
+    **more: Any,
+) -> Stage:
+    """A seq2seq task from scratch: one shape, of which real tokens alone are computed; validated once, at the end."""
+    stage = bench_finetune(name, task, columns, steps, after=None, lr=lr, batch=batch, buckets=1, **more)
+    above = {"validation": {"every": 0}, "device": {"skip_padding": True}, "model": {"options": options or {}}}
+    return replace(stage, settings=merge(stage.settings, above), beams=beams)
 
 
 WIKIPEDIA = "Wikipedia, a 30-million-word slice of 2014, in place of the paper's text"

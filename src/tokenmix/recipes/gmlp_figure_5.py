@@ -2,13 +2,13 @@
 
     tokenmix reproduce gmlp-figure-5 --scale bench
 
-Time: about 73 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Runs of
-Table 4 in the same --out are reused. Expect: log perplexity falls with log parameters along one line for both
-families, and finetuning accuracies rise equally fast.
+Time: about 33 minutes on one H200, one run after another (an estimate), 8 of them for pretraining alone (`--part mlm`);
+`--jobs 4` runs four side by side. Expect: log perplexity falls with log parameters along one line for both families, and
+finetuning accuracies rise equally fast. Depths 0.5, 1, 2 and 4 times 2 + 2 blocks of width 128, half of Table 4's.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, WIKIPEDIA
-from tokenmix.recipes.gmlp_mlm import GLUE_NOTE, SIZES, TINY, bench_glue, pretrain, tiny_stages
+from tokenmix.recipes.gmlp_mlm import ABLATION, GLUE_NOTE, SIZES, TINY, bench_glue, pretrain, tiny_stages
 from tokenmix.recipes.gmlp_table_4 import GMLPS, PAPER, TRANSFORMERS, depth_rows
 from tokenmix.recipes.recipe import Claim, Recipe, Scale
 from tokenmix.recipes.verdicts import same_slope
@@ -22,7 +22,11 @@ RECIPE = Recipe(
     scales={
         "tiny": Scale(tiny_stages(("toy_sentiment", "SST-2", "classify")), sizes=TINY, body="encoder", note=TINY_NOTE),
         "bench": Scale(
-            (pretrain(), *bench_glue()), seeds=3, sizes=SIZES, body="encoder", note=f"{WIKIPEDIA}; {GLUE_NOTE}"
+            (pretrain(ABLATION, batch=64), *bench_glue()),
+            seeds=3,
+            sizes={**SIZES, "d_model": 128, "d_ff": 512, "layers": 2},
+            body="encoder",
+            note=f"{WIKIPEDIA}; length 128, 33 million tokens; 1, 2, 4 and 8 blocks of width 128; {GLUE_NOTE}",
         ),
         "paper": Scale(PAPER),
     },

@@ -34,10 +34,10 @@ def gmlp(
     return Row(name, printed, preset, layer, PLAIN, {"layers": 3 * depth, "d_model": 2 / 3}, changes or {})
 
 
-def pretrain(steps: int = 10_000, columns: dict[str, str] | None = None) -> Stage:
+def pretrain(steps: int = 10_000, columns: dict[str, str] | None = None, batch: int = 128) -> Stage:
     """Masked LM on Wikipedia, length 128: 164 million tokens, 66 million in the ablations."""
     return bench_text(
-        "mlm", MLM if columns is None else columns, steps, length=128, batch=128, lr=1e-3, objective="masked_lm"
+        "mlm", MLM if columns is None else columns, steps, length=128, batch=batch, lr=1e-3, objective="masked_lm"
     )
 
 

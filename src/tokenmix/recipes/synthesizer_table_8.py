@@ -2,7 +2,7 @@
 
     tokenmix reproduce synthesizer-table-8 --scale bench
 
-Time: about 13 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 11 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 all within half a BLEU point of each other, as in the paper.
 """
 

@@ -2,7 +2,7 @@
 
     tokenmix reproduce synthesizer-table-9 --scale bench
 
-Time: about 13 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
+Time: about 11 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
 BLEU grows with the heads at equal width (each head brings a matrix R of its own, so that the parameters grow too).
 """
 
