@@ -201,13 +201,15 @@ def _mix(
 
 
 def _config(BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, flatten: bool = False,
-            sub: int = 1, per_sm: int = 0, bulk: bool = False) -> Config:  # fmt: skip
-    """per_sm: persistent programs per multiprocessor, 0 for one program per tile. bulk: the epilogue by TMA, too."""
+            sub: int = 1, per_sm: int = 0, bulk: bool = False, gluon: bool = False) -> Config:  # fmt: skip
+    """per_sm: persistent programs per multiprocessor, 0 for one program per tile. bulk: the epilogue by TMA, too.
+    gluon: the kernel of `mix_hopper`."""
     return {"BM": BM, "BN": BN, "BK": BK, "SUB": sub, "TMA": tma, "EPILOGUE_TMA": bulk, "FLATTEN": flatten,
-            "per_sm": per_sm, "num_warps": warps, "num_stages": stages}  # fmt: skip
+            "per_sm": per_sm, "gluon": gluon, "num_warps": warps, "num_stages": stages}  # fmt: skip
 
 
 HALF_PRECISION = [
+    _config(128, 128, 64, 4, 8, tma=True, bulk=True, gluon=True),
     _config(128, 256, 64, 8, 3, tma=True, flatten=True, per_sm=1, sub=2),
     _config(128, 128, 64, 4, 3, tma=True, sub=2, bulk=True),
     _config(128, 128, 64, 4, 3, tma=True, flatten=True, per_sm=2, sub=2),
@@ -243,6 +245,11 @@ def tma_ready(t: Tensor) -> bool:
     return hopper() and apart and aligned and t.stride(2) == 1
 
 
+def gapless(t: Tensor) -> bool:
+    """Do the examples of t [batch, length, channels] follow each other without a gap, as rows of one matrix?"""
+    return t.stride(0) == t.shape[1] * t.stride(1) or t.shape[0] == 1
+
+
 def describe(t: Tensor, rows: int, columns: int) -> Any:
     """A descriptor for blocks [1, rows, columns] of t [batch, length, channels]: 0 outside, where nothing is written."""
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -271,6 +278,11 @@ def mix(
 
     def launch(config: Config) -> None:
         block = dict(config)
+        if block.pop("gluon"):
+            from tokenmix.ops.kernels.mix_hopper import launch_mix_hopper
+
+            launch_mix_hopper(w, x, y, extra_, own_, other_, bias, mode=mode, alpha=alpha_value, save=extra is not None)
+            return
         per_sm, tma, bulk = block.pop("per_sm"), block["TMA"], block["EPILOGUE_TMA"]
         bd = min(block["BN"], max(16, triton.next_power_of_2(width)))
         tiles = (
@@ -290,13 +302,15 @@ def mix(
 
     if configs is None:
         bulk = all(tma_ready(t) for t in (y, extra_, own_, other_))
-        configs = candidates(w, x, mask is not None, bulk)
+        simple = row is None and alpha is None and causal == 0 and (other is None or mode.endswith("grad"))
+        simple = simple and keys == padded and all(map(gapless, (x, y, extra_, own_, other_)))
+        configs = candidates(w, x, mask is not None, bulk, simple)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None)
     launch(choose("mix", key, configs, launch))
 
 
-def candidates(w: Tensor, x: Tensor, masked: bool, bulk: bool) -> list[Config]:
-    """The configurations that can run on these tensors. bulk: the epilogue can go by TMA."""
+def candidates(w: Tensor, x: Tensor, masked: bool, bulk: bool, simple: bool = False) -> list[Config]:
+    """The configurations that can run on these tensors. bulk: the epilogue can go by TMA. simple: for `mix_hopper`."""
     if INTERPRETING:
         return INTERPRETED
     if x.dtype == torch.float32:
@@ -306,6 +320,8 @@ def candidates(w: Tensor, x: Tensor, masked: bool, bulk: bool) -> list[Config]:
 
     def fits(config: Config) -> bool:
         columns = config["BN"]
+        if config["gluon"] and not (simple and heads == 1 and w.shape[1] % config["BM"] == 0 and w.shape[2] <= 512):
+            return False
         if config["EPILOGUE_TMA"] and not (bulk and width % columns == 0):
             return False
         return not config["TMA"] or (tma and width >= columns and (heads == 1 or width % columns == 0))

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmix.ops.kernels import INTERPRETING
-from tokenmix.ops.kernels.mix import describe, tma_ready
+from tokenmix.ops.kernels.mix import describe, gapless, tma_ready
 from tokenmix.ops.kernels.tune import Config, choose, precision, processors
 
 
@@ -115,15 +115,17 @@ def _outer(
 
 def _config(
     BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, waves: int = 1, gluon: bool = False,
-    after: bool = False,
+    after: bool = False, warps_apart: bool = False,
 ) -> Config:  # fmt: skip
-    """waves: rounds of programs on all multiprocessors. gluon: the kernel of `outer_hopper`. after: Σ ds is taken from
-    ds in a second pass, since a tile of sums beside acc takes more registers than there are."""
-    return {"BM": BM, "BN": BN, "BK": BK, "TMA": tma, "waves": waves, "gluon": gluon, "after": after,
-            "num_warps": warps, "num_stages": stages}  # fmt: skip
+    """waves: rounds of programs on all multiprocessors. gluon: the kernel of `outer_hopper`, with warps_apart that of
+    `outer_warps`. after: Σ ds is taken from ds in a second pass, since a tile of sums beside acc takes more registers
+    than there are."""
+    return {"BM": BM, "BN": BN, "BK": BK, "TMA": tma, "waves": waves, "gluon": gluon, "warps_apart": warps_apart,
+            "after": after, "num_warps": warps, "num_stages": stages}  # fmt: skip
 
 
 HALF_PRECISION = [
+    _config(128, 256, 64, 4, 3, tma=True, gluon=True, warps_apart=True),
     _config(128, 256, 64, 8, 3, tma=True, gluon=True),
     _config(128, 256, 64, 8, 3, tma=True),
     _config(128, 256, 64, 8, 3),
@@ -160,11 +162,17 @@ def outer(
     def launch(config: Config) -> tuple[Tensor, Tensor | None]:
         block = dict(config)
         waves, gluon, tma, inside = block.pop("waves"), block.pop("gluon"), block["TMA"], not block.pop("after")
+        apart = block.pop("warps_apart")
         bm, bn, bk = block["BM"], block["BN"], block["BK"]
         tiles = heads * triton.cdiv(queries, bm) * triton.cdiv(keys, bn)
         splits = _splits(tiles, waves, batch * triton.cdiv(width, bk))
         dw = g.new_empty(splits, heads, queries, keys, dtype=torch.float32)
         sums = g.new_empty(splits, heads, queries, dtype=torch.float32) if total and inside else None
+        if apart:
+            from tokenmix.ops.kernels.outer_warps import launch_outer_warps
+
+            launch_outer_warps(g, own_, x, ds, dw, mode=mode, alpha=alpha_value, splits=splits)
+            return _added(dw), None
         if gluon:
             from tokenmix.ops.kernels.outer_hopper import launch_outer_hopper
 
@@ -186,16 +194,11 @@ def outer(
         return _added(dw), None if sums is None else sums.sum((0, 1))
 
     if configs is None:
-        simple = heads == 1 and row is None and alpha is None and not causal and all(map(_gapless, (g, own_, x)))
+        simple = heads == 1 and row is None and alpha is None and not causal and all(map(gapless, (g, own_, x)))
         configs = candidates(g, own_, x, heads, mask is not None, simple, total)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None, total)
     dw, sums = launch(choose("outer", key, configs, launch))
     return dw, ds, sums
-
-
-def _gapless(t: Tensor) -> bool:
-    """Do the examples of t [batch, length, channels] follow each other without a gap, as rows of one matrix?"""
-    return t.stride(0) == t.shape[1] * t.stride(1) or t.shape[0] == 1
 
 
 def _added(parts: Tensor) -> Tensor:
@@ -214,7 +217,7 @@ def candidates(g: Tensor, own: Tensor, x: Tensor, heads: int, masked: bool, simp
     def fits(c: Config) -> bool:
         if c["gluon"] and not (simple and keys % c["BN"] == 0 and queries % c["BM"] == 0):
             return False
-        if c["after"] and not total:
+        if (c["after"] and not total) or (c["warps_apart"] and total):
             return False
         return not c["TMA"] or (tma and width % c["BK"] == 0)
 

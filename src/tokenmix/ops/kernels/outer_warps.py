@@ -1,0 +1,141 @@
+"""dW of `outer` for Hopper GPUs, written in Gluon: one warp copies, two groups of four make ds and multiply.
+
+ds goes from the registers it is made in straight into the product, and through shared memory only where it is written
+out; that is half of the steps, since two column tiles share them.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from __future__ import annotations
+
+import triton.experimental.gluon.language as gl
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from tokenmix.ops.kernels.mix_hopper import describe_rows
+
+ROWS = gl.constexpr(64)  # of ds in one group of warps
+
+
+@gluon.jit
+def _fetch(g, own, x, g_s, own_s, x_s, full, empty, first, count, chunks, queries, keys, i0, j0, MODE: gl.constexpr,
+           SLOTS: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr):  # fmt: skip
+    """Every step's tiles into the slots, as soon as both groups are done with what was there."""
+    operands: gl.constexpr = 1 if MODE == "plain" else 2
+    for t in range(count):
+        slot = t % SLOTS
+        b = (first + t) // chunks
+        c = (first + t) % chunks * BK
+        bar = full.index(slot)
+        mbarrier.wait(empty.index(slot), (t // SLOTS & 1) ^ 1)
+        mbarrier.expect(bar, (operands * 2 * ROWS + BN) * BK * 2)
+        for n in gl.static_range(2):
+            at = [b * queries + i0 + n * ROWS, c]
+            tma.async_copy_global_to_shared(g, at, bar, g_s.index(slot * 2 + n))
+            if MODE != "plain":
+                tma.async_copy_global_to_shared(own, at, bar, own_s.index(slot * 2 + n))
+        tma.async_copy_global_to_shared(x, [b * keys + j0, c], bar, x_s.index(slot))
+
+
+@gluon.jit
+def _make(g_s, own_s, full, t, wanted, alpha, GROUP: gl.constexpr, MODE: gl.constexpr, SLOTS: gl.constexpr,
+          layout: gl.constexpr):  # fmt: skip
+    """ds of a step, 64 rows."""
+    slot = t % SLOTS
+    mbarrier.wait(full.index(slot), t // SLOTS & 1, pred=wanted)
+    g = g_s.index(slot * 2 + GROUP).load(layout)
+    if MODE != "plain":
+        o = own_s.index(slot * 2 + GROUP).load(layout).to(gl.float32)
+        if MODE == "compose":
+            o = alpha * o - (1 - alpha)
+        g = (g.to(gl.float32) * o).to(g_s.dtype)
+    return g
+
+
+@gluon.jit
+def _sum(g_s, own_s, x_s, ds_s, full, empty, ds, dw, first, count, chunks, queries, keys, i0, j0, part, alpha,
+         GROUP: gl.constexpr, MODE: gl.constexpr, SLOTS: gl.constexpr, BN: gl.constexpr,
+         BK: gl.constexpr):  # fmt: skip
+    """Σ ds·xᵀ for 64 rows of ds: ds of the next step is made while the product of this one runs."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    acc = gl.zeros((ROWS, BN), gl.float32, layout=mma)
+    i0 += GROUP * ROWS
+    a = _make(g_s, own_s, full, 0, True, alpha, GROUP, MODE, SLOTS, left)
+    for t in range(count):
+        step = first + t
+        acc = warpgroup_mma(a, x_s.index(t % SLOTS).permute((1, 0)), acc, is_async=True)
+        if MODE != "plain":
+            mine = step % (keys // BN) == j0 // BN  # every ds is written by one of the column tiles
+            if mine:
+                tma.store_wait(pendings=0)
+                gl.thread_barrier()
+                ds_s.store(a)
+                fence_async_shared()
+                tma.async_copy_shared_to_global(ds, [step // chunks * queries + i0, step % chunks * BK], ds_s)
+        after = _make(g_s, own_s, full, t + 1, t + 1 < count, alpha, GROUP, MODE, SLOTS, left)
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(empty.index(t % SLOTS), count=1)
+        a = after
+    tma.store_wait(pendings=0)
+    i = i0 + gl.arange(0, ROWS, layout=gl.SliceLayout(1, mma))
+    j = j0 + gl.arange(0, BN, layout=gl.SliceLayout(0, mma))
+    gl.store(dw + (part * queries + i[:, None]) * keys + j[None, :], acc)
+
+
+@gluon.jit
+def _outer_warps(
+    g, own, x, ds, dw, batch, queries, keys, width, splits, alpha,
+    MODE: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, SLOTS: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """One tile [128, BN] of dW (one head) over one part of the steps (example, BK channels)."""
+    column_tiles = keys // BN
+    row_tiles = queries // (2 * ROWS)
+    pid = gl.program_id(0)
+    j0 = pid % column_tiles * BN
+    i0 = pid // column_tiles % row_tiles * 2 * ROWS
+    part = pid // column_tiles // row_tiles
+    chunks = width // BK
+    steps = batch * chunks
+    first = steps * part // splits
+    count = steps * (part + 1) // splits - first
+
+    g_s = gl.allocate_shared_memory(g.dtype, [2 * SLOTS, ROWS, BK], g.layout)
+    own_s = gl.allocate_shared_memory(g.dtype, [2 * SLOTS, ROWS, BK], g.layout)
+    x_s = gl.allocate_shared_memory(g.dtype, [SLOTS, BN, BK], x.layout)
+    ds_s = gl.allocate_shared_memory(g.dtype, [2, ROWS, BK], g.layout)
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for n in gl.static_range(SLOTS):
+        mbarrier.init(full.index(n), count=1)
+        mbarrier.init(empty.index(n), count=2)
+    gl.warp_specialize(
+        [
+            (_sum, (g_s, own_s, x_s, ds_s.index(0), full, empty, ds, dw, first, count, chunks, queries, keys, i0, j0,
+                    part, alpha, 0, MODE, SLOTS, BN, BK)),
+            (_sum, (g_s, own_s, x_s, ds_s.index(1), full, empty, ds, dw, first, count, chunks, queries, keys, i0, j0,
+                    part, alpha, 1, MODE, SLOTS, BN, BK)),
+            (_fetch, (g, own, x, g_s, own_s, x_s, full, empty, first, count, chunks, queries, keys, i0, j0, MODE,
+                      SLOTS, BN, BK)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def launch_outer_warps(
+    g: Tensor, own: Tensor, x: Tensor, ds: Tensor, dw: Tensor, *, mode: str, alpha: float, splits: int
+) -> None:  # fmt: skip
+    """Fill dw [splits, 1, queries, keys] and ds; all sizes are multiples of the tiles' (128 × 256, 64 channels)."""
+    batch, queries, width = g.shape
+    keys = x.shape[1]
+    _outer_warps[(splits * (queries // 128) * (keys // 256),)](
+        *(describe_rows(t, rows, 64) for t, rows in ((g, 64), (own, 64), (x, 256), (ds, 64))), dw,
+        batch, queries, keys, width, splits, alpha, MODE=mode, BN=256, BK=64, SLOTS=3, num_warps=4,
+    )  # fmt: skip
