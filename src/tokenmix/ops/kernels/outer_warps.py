@@ -1,7 +1,8 @@
 """dW of `outer` for Hopper GPUs, written in Gluon: one warp copies, two groups of four make ds and multiply.
 
 ds goes from the registers it is made in straight into the product, and through shared memory only where it is written
-out; that is half of the steps, since two column tiles share them.
+out; that is half of the steps, since two column tiles share them. Remixer's ds needs rows of x that half of the tiles
+have in shared memory as columns, and take from there.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -24,34 +25,39 @@ ROWS = gl.constexpr(64)  # of ds in one group of warps
 
 
 @gluon.jit
-def _fetch(g, own, x, g_s, own_s, x_s, full, empty, first, count, chunks, queries, keys, i0, j0, MODE: gl.constexpr,
-           SLOTS: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr):  # fmt: skip
+def _fetch(g, own, x, g_s, own_s, x_s, full, empty, first, count, chunks, queries, keys, i0, j0, within,
+           MODE: gl.constexpr, SLOTS: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr):  # fmt: skip
     """Every step's tiles into the slots, as soon as both groups are done with what was there."""
-    operands: gl.constexpr = 1 if MODE == "plain" else 2
+    OPERANDS: gl.constexpr = 1 if MODE == "plain" else 2
     for t in range(count):
         slot = t % SLOTS
         b = (first + t) // chunks
         c = (first + t) % chunks * BK
         bar = full.index(slot)
         mbarrier.wait(empty.index(slot), (t // SLOTS & 1) ^ 1)
-        mbarrier.expect(bar, (operands * 2 * ROWS + BN) * BK * 2)
+        mbarrier.expect(bar, (OPERANDS * 2 * ROWS + BN) * BK * 2, pred=within < 0)
+        mbarrier.expect(bar, (2 * ROWS + BN) * BK * 2, pred=within >= 0)
         for n in gl.static_range(2):
             at = [b * queries + i0 + n * ROWS, c]
             tma.async_copy_global_to_shared(g, at, bar, g_s.index(slot * 2 + n))
             if MODE != "plain":
-                tma.async_copy_global_to_shared(own, at, bar, own_s.index(slot * 2 + n))
+                tma.async_copy_global_to_shared(own, at, bar, own_s.index(slot * 2 + n), pred=within < 0)
         tma.async_copy_global_to_shared(x, [b * keys + j0, c], bar, x_s.index(slot))
 
 
 @gluon.jit
-def _make(g_s, own_s, full, t, wanted, alpha, GROUP: gl.constexpr, MODE: gl.constexpr, SLOTS: gl.constexpr,
-          layout: gl.constexpr):  # fmt: skip
-    """ds of a step, 64 rows."""
+def _make(g_s, own_s, x_s, full, t, wanted, within, alpha, GROUP: gl.constexpr, MODE: gl.constexpr,
+          SLOTS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+    """ds of a step, 64 rows. within: where the tile of x holds the rows of `own`, too; −1 if it does not."""
     slot = t % SLOTS
     mbarrier.wait(full.index(slot), t // SLOTS & 1, pred=wanted)
     g = g_s.index(slot * 2 + GROUP).load(layout)
     if MODE != "plain":
-        o = own_s.index(slot * 2 + GROUP).load(layout).to(gl.float32)
+        if within < 0:
+            own = own_s.index(slot * 2 + GROUP).load(layout)
+        else:
+            own = x_s.index(slot * (x_s.shape[0] // SLOTS) + within + GROUP).load(layout)
+        o = own.to(gl.float32)
         if MODE == "compose":
             o = alpha * o - (1 - alpha)
         g = (g.to(gl.float32) * o).to(g_s.dtype)
@@ -59,15 +65,16 @@ def _make(g_s, own_s, full, t, wanted, alpha, GROUP: gl.constexpr, MODE: gl.cons
 
 
 @gluon.jit
-def _sum(g_s, own_s, x_s, ds_s, full, empty, ds, dw, first, count, chunks, queries, keys, i0, j0, part, alpha,
-         GROUP: gl.constexpr, MODE: gl.constexpr, SLOTS: gl.constexpr, BN: gl.constexpr,
+def _sum(g_s, own_s, x_s, ds_s, full, empty, ds, dw, first, count, chunks, queries, keys, i0, j0, within, part,
+         alpha, GROUP: gl.constexpr, MODE: gl.constexpr, SLOTS: gl.constexpr, BN: gl.constexpr,
          BK: gl.constexpr):  # fmt: skip
     """Σ ds·xᵀ for 64 rows of ds: ds of the next step is made while the product of this one runs."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     acc = gl.zeros((ROWS, BN), gl.float32, layout=mma)
     i0 += GROUP * ROWS
-    a = _make(g_s, own_s, full, 0, True, alpha, GROUP, MODE, SLOTS, left)
+    pieces = x_s._reinterpret(x_s.dtype, [SLOTS * (BN // ROWS), ROWS, BK], g_s.layout)
+    a = _make(g_s, own_s, pieces, full, 0, True, within, alpha, GROUP, MODE, SLOTS, left)
     for t in range(count):
         step = first + t
         acc = warpgroup_mma(a, x_s.index(t % SLOTS).permute((1, 0)), acc, is_async=True)
@@ -79,7 +86,7 @@ def _sum(g_s, own_s, x_s, ds_s, full, empty, ds, dw, first, count, chunks, queri
                 ds_s.store(a)
                 fence_async_shared()
                 tma.async_copy_shared_to_global(ds, [step // chunks * queries + i0, step % chunks * BK], ds_s)
-        after = _make(g_s, own_s, full, t + 1, t + 1 < count, alpha, GROUP, MODE, SLOTS, left)
+        after = _make(g_s, own_s, pieces, full, t + 1, t + 1 < count, within, alpha, GROUP, MODE, SLOTS, left)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(t % SLOTS), count=1)
         a = after
@@ -92,7 +99,8 @@ def _sum(g_s, own_s, x_s, ds_s, full, empty, ds, dw, first, count, chunks, queri
 @gluon.jit
 def _outer_warps(
     g, own, x, ds, dw, batch, queries, keys, width, splits, alpha,
-    MODE: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, SLOTS: gl.constexpr, num_warps: gl.constexpr,
+    MODE: gl.constexpr, SAME: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, SLOTS: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
     """One tile [128, BN] of dW (one head) over one part of the steps (example, BK channels)."""
     column_tiles = keys // BN
@@ -105,6 +113,9 @@ def _outer_warps(
     steps = batch * chunks
     first = steps * part // splits
     count = steps * (part + 1) // splits - first
+    within = -1
+    if SAME and i0 // BN == j0 // BN:
+        within = (i0 - j0) // ROWS
 
     g_s = gl.allocate_shared_memory(g.dtype, [2 * SLOTS, ROWS, BK], g.layout)
     own_s = gl.allocate_shared_memory(g.dtype, [2 * SLOTS, ROWS, BK], g.layout)
@@ -118,11 +129,11 @@ def _outer_warps(
     gl.warp_specialize(
         [
             (_sum, (g_s, own_s, x_s, ds_s.index(0), full, empty, ds, dw, first, count, chunks, queries, keys, i0, j0,
-                    part, alpha, 0, MODE, SLOTS, BN, BK)),
+                    within, part, alpha, 0, MODE, SLOTS, BN, BK)),
             (_sum, (g_s, own_s, x_s, ds_s.index(1), full, empty, ds, dw, first, count, chunks, queries, keys, i0, j0,
-                    part, alpha, 1, MODE, SLOTS, BN, BK)),
-            (_fetch, (g, own, x, g_s, own_s, x_s, full, empty, first, count, chunks, queries, keys, i0, j0, MODE,
-                      SLOTS, BN, BK)),
+                    within, part, alpha, 1, MODE, SLOTS, BN, BK)),
+            (_fetch, (g, own, x, g_s, own_s, x_s, full, empty, first, count, chunks, queries, keys, i0, j0, within,
+                      MODE, SLOTS, BN, BK)),
         ],
         [4, 1],
         [240, 24],
@@ -130,12 +141,14 @@ def _outer_warps(
 
 
 def launch_outer_warps(
-    g: Tensor, own: Tensor, x: Tensor, ds: Tensor, dw: Tensor, *, mode: str, alpha: float, splits: int
+    g: Tensor, own: Tensor, x: Tensor, ds: Tensor, dw: Tensor, *, mode: str, alpha: float, splits: int,
+    same: bool = True,
 ) -> None:  # fmt: skip
     """Fill dw [splits, 1, queries, keys] and ds; all sizes are multiples of the tiles' (128 × 256, 64 channels)."""
     batch, queries, width = g.shape
     keys = x.shape[1]
     _outer_warps[(splits * (queries // 128) * (keys // 256),)](
         *(describe_rows(t, rows, 64) for t, rows in ((g, 64), (own, 64), (x, 256), (ds, 64))), dw,
-        batch, queries, keys, width, splits, alpha, MODE=mode, BN=256, BK=64, SLOTS=3, num_warps=4,
+        batch, queries, keys, width, splits, alpha, MODE=mode, SAME=same and own is x, BN=256, BK=64, SLOTS=3,
+        num_warps=4,
     )  # fmt: skip
