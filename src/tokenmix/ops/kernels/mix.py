@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmix.ops.kernels import INTERPRETING
-from tokenmix.ops.kernels.tune import Config, choose, hopper, precision, processors
+from tokenmix.ops.kernels.tune import Config, choose, gluon, has_tma, precision, processors
 
 PAD = 64  # W's columns are padded with zeros to a multiple of this; no block of keys is larger
 
@@ -242,7 +242,7 @@ def tma_ready(t: Tensor) -> bool:
     size = t.element_size()
     apart = t.stride(0) >= t.shape[1] * t.stride(1) or t.shape[0] == 1  # not one example spread over the batch
     aligned = all(step * size % 16 == 0 for step in t.stride()[:2]) and t.data_ptr() % 16 == 0
-    return hopper() and apart and aligned and t.stride(2) == 1
+    return has_tma() and apart and aligned and t.stride(2) == 1
 
 
 def gapless(t: Tensor) -> bool:
@@ -320,7 +320,8 @@ def candidates(w: Tensor, x: Tensor, masked: bool, bulk: bool, simple: bool = Fa
 
     def fits(config: Config) -> bool:
         columns = config["BN"]
-        if config["gluon"] and not (simple and heads == 1 and w.shape[1] % config["BM"] == 0 and w.shape[2] <= 512):
+        whole = w.shape[1] % config["BM"] == 0 and w.shape[2] % config["BK"] == 0 and w.shape[2] <= 512
+        if config["gluon"] and not (gluon() and simple and heads == 1 and whole):
             return False
         if config["EPILOGUE_TMA"] and not (bulk and width % columns == 0):
             return False

@@ -94,7 +94,7 @@ def _finish(s, y_s, extra_s, b, alpha, MODE: gl.constexpr, SAVE: gl.constexpr):
 @gluon.jit
 def _multiply(w, bias, ring, full, empty, y_s, extra_s, ready, done, half, first, stop, step, keys, row, alpha,
               GROUP: gl.constexpr, MODE: gl.constexpr, HAS_BIAS: gl.constexpr, SAVE: gl.constexpr,
-              STAGGER: gl.constexpr, BLOCKS: gl.constexpr, BN: gl.constexpr):  # fmt: skip
+              BLOCKS: gl.constexpr, BN: gl.constexpr):  # fmt: skip
     """s = W·x for one group's rows of W and all the program's columns."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     part: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN // 2, 16])
@@ -111,7 +111,7 @@ def _multiply(w, bias, ring, full, empty, y_s, extra_s, ready, done, half, first
         b = 0.0
     phase = 0
     for _ in range(first, stop, step):
-        if STAGGER and GROUP == 1:
+        if GROUP == 1:
             mbarrier.wait(half, phase)
         acc = gl.zeros((ROWS, BN), gl.float32, layout=mma)
         for k in gl.static_range(BLOCKS):
@@ -120,7 +120,7 @@ def _multiply(w, bias, ring, full, empty, y_s, extra_s, ready, done, half, first
             if k > 0:
                 acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
                 mbarrier.arrive(empty.index(k - 1), count=1)
-            if STAGGER and GROUP == 0 and k == BLOCKS // 2:
+            if GROUP == 0 and k == BLOCKS // 2:
                 mbarrier.arrive(half, count=1)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
         mbarrier.arrive(empty.index(BLOCKS - 1), count=1)
@@ -139,7 +139,7 @@ def _multiply(w, bias, ring, full, empty, y_s, extra_s, ready, done, half, first
 @gluon.jit
 def _mix_hopper(
     w, x, y, extra, own, other, bias, tiles, chunks, queries, keys, alpha,
-    MODE: gl.constexpr, HAS_BIAS: gl.constexpr, SAVE: gl.constexpr, STAGGER: gl.constexpr, BLOCKS: gl.constexpr,
+    MODE: gl.constexpr, HAS_BIAS: gl.constexpr, SAVE: gl.constexpr, BLOCKS: gl.constexpr,
     BN: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     LOADS: gl.constexpr = 0 if MODE == "plain" else 1 if MODE == "compose" or MODE == "gate" else 2
@@ -166,9 +166,9 @@ def _mix_hopper(
     gl.warp_specialize(
         [
             (_multiply, (w, bias, ring, full, empty, y0, extra0, ready0, done0, half, first, tiles, step, keys, row,
-                         alpha, 0, MODE, HAS_BIAS, SAVE, STAGGER, BLOCKS, BN)),
+                         alpha, 0, MODE, HAS_BIAS, SAVE, BLOCKS, BN)),
             (_multiply, (w, bias, ring, full, empty, y1, extra1, ready1, done1, half, first, tiles, step, keys,
-                         row + ROWS, alpha, 1, MODE, HAS_BIAS, SAVE, STAGGER, BLOCKS, BN)),
+                         row + ROWS, alpha, 1, MODE, HAS_BIAS, SAVE, BLOCKS, BN)),
             (_fetch, (x, ring, full, empty, first, tiles, step, chunks, keys, BLOCKS, BN)),
             (_carry, (y, extra, own, other, y0, extra0, ready0, done0, first, tiles, step, chunks, queries, row,
                       LOADS, STORES, BN)),
@@ -189,7 +189,7 @@ def describe_rows(t: Tensor, rows: int, columns: int) -> Any:
 
 def launch_mix_hopper(
     w: Tensor, x: Tensor, y: Tensor, extra: Tensor, own: Tensor, other: Tensor, bias: Tensor | None, *, mode: str,
-    alpha: float, save: bool, stagger: bool = True,
+    alpha: float, save: bool,
 ) -> None:  # fmt: skip
     """Fill y (and extra, if `save`). All sizes are multiples of the tiles', w [1, queries, keys ≤ 512], no padding."""
     _, queries, keys = w.shape
@@ -199,6 +199,6 @@ def launch_mix_hopper(
     parts = (describe_rows(t, 64, COLUMNS // 2) for t in (y, extra, own, other))
     _mix_hopper[(programs,)](
         w, describe_rows(x, 64, COLUMNS), *parts, w if bias is None else bias, batch * chunks, chunks, queries, keys,
-        alpha, MODE=mode, HAS_BIAS=bias is not None, SAVE=save, STAGGER=stagger, BLOCKS=keys // 64, BN=COLUMNS,
+        alpha, MODE=mode, HAS_BIAS=bias is not None, SAVE=save, BLOCKS=keys // 64, BN=COLUMNS,
         num_warps=4,
     )  # fmt: skip

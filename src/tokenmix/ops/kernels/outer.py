@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokenmix.ops.kernels import INTERPRETING
 from tokenmix.ops.kernels.mix import describe, gapless, tma_ready
-from tokenmix.ops.kernels.tune import Config, choose, precision, processors
+from tokenmix.ops.kernels.tune import Config, choose, gluon, precision, processors
 
 
 @triton.jit
@@ -115,18 +115,16 @@ def _outer(
 
 def _config(
     BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, waves: int = 1, gluon: bool = False,
-    after: bool = False, warps_apart: bool = False,
+    after: bool = False,
 ) -> Config:  # fmt: skip
-    """waves: rounds of programs on all multiprocessors. gluon: the kernel of `outer_hopper`, with warps_apart that of
-    `outer_warps`. after: Σ ds is taken from ds in a second pass, since a tile of sums beside acc takes more registers
-    than there are."""
-    return {"BM": BM, "BN": BN, "BK": BK, "TMA": tma, "waves": waves, "gluon": gluon, "warps_apart": warps_apart,
-            "after": after, "num_warps": warps, "num_stages": stages}  # fmt: skip
+    """waves: rounds of programs on all multiprocessors. gluon: the kernel of `outer_hopper`. after: Σ ds is taken from
+    ds in a second pass, since a tile of sums beside acc takes more registers than there are."""
+    return {"BM": BM, "BN": BN, "BK": BK, "TMA": tma, "waves": waves, "gluon": gluon, "after": after,
+            "num_warps": warps, "num_stages": stages}  # fmt: skip
 
 
 HALF_PRECISION = [
-    _config(128, 256, 64, 4, 3, tma=True, gluon=True, warps_apart=True),
-    _config(128, 256, 64, 8, 3, tma=True, gluon=True),
+    _config(128, 256, 64, 4, 3, tma=True, gluon=True),
     _config(128, 256, 64, 8, 3, tma=True),
     _config(128, 256, 64, 8, 3),
     _config(128, 128, 64, 8, 3, waves=2),
@@ -161,24 +159,17 @@ def outer(
 
     def launch(config: Config) -> tuple[Tensor, Tensor | None]:
         block = dict(config)
-        waves, gluon, tma, inside = block.pop("waves"), block.pop("gluon"), block["TMA"], not block.pop("after")
-        apart = block.pop("warps_apart")
+        waves, by_hand, tma, inside = block.pop("waves"), block.pop("gluon"), block["TMA"], not block.pop("after")
         bm, bn, bk = block["BM"], block["BN"], block["BK"]
         tiles = heads * triton.cdiv(queries, bm) * triton.cdiv(keys, bn)
         splits = _splits(tiles, waves, batch * triton.cdiv(width, bk))
         dw = g.new_empty(splits, heads, queries, keys, dtype=torch.float32)
         sums = g.new_empty(splits, heads, queries, dtype=torch.float32) if total and inside else None
-        if apart:
-            from tokenmix.ops.kernels.outer_warps import launch_outer_warps
-
-            launch_outer_warps(g, own_, x, ds, dw, mode=mode, alpha=alpha_value, splits=splits)
-            return _added(dw), None
-        if gluon:
+        if by_hand:
             from tokenmix.ops.kernels.outer_hopper import launch_outer_hopper
 
-            del block["TMA"]
-            launch_outer_hopper(g, own_, x, ds, dw, sums, mode=mode, alpha_value=alpha_value, splits=splits, **block)
-            return _added(dw), None if sums is None else sums.sum((0, 1))
+            launch_outer_hopper(g, own_, x, ds, dw, mode=mode, alpha=alpha_value, splits=splits)
+            return _added(dw), None
         _outer[(tiles * splits,)](
             describe(g, bm, bk) if tma else g, describe(own_, bm, bk) if tma else own_,
             describe(x, bn, bk) if tma else x, dw, describe(ds, bm, bk) if tma else ds,
@@ -215,9 +206,9 @@ def candidates(g: Tensor, own: Tensor, x: Tensor, heads: int, masked: bool, simp
     tma = not masked and all(map(tma_ready, (g, own, x)))
 
     def fits(c: Config) -> bool:
-        if c["gluon"] and not (simple and keys % c["BN"] == 0 and queries % c["BM"] == 0):
+        if c["gluon"] and (total or not (gluon() and simple and keys % c["BN"] == 0 and queries % c["BM"] == 0)):
             return False
-        if (c["after"] and not total) or (c["warps_apart"] and total):
+        if c["after"] and not total:
             return False
         return not c["TMA"] or (tma and width % c["BK"] == 0)
 

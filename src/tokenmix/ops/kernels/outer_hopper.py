@@ -1,13 +1,12 @@
-"""dW of `outer` for Hopper GPUs, written in Gluon: the same sums, with shared memory and its copies laid out by hand.
+"""dW of `outer` for Hopper GPUs, written in Gluon: one warp copies, two groups of four make ds and multiply.
 
-Triton moves ds through shared memory twice on its way into the product. Here ds replaces g in its buffer, where both
-the matrix units and the copy engine that writes it out read it, and is made while the product before it still runs.
+ds goes from the registers it is made in straight into the product, and through shared memory only where it is written
+out; that is half of the steps, since two column tiles share them. Remixer's ds needs rows of x that half of the tiles
+have in shared memory as columns, and take from there.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
-
-from typing import Any
 
 import triton.experimental.gluon.language as gl
 from torch import Tensor
@@ -19,117 +18,136 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tokenmix.ops.kernels.mix_hopper import describe_rows
+
+ROWS = gl.constexpr(64)  # of ds in one group of warps
 
 
 @gluon.jit
-def _fetch(g, own, x, g_s, own_s, x_s, bars, step, slot, wanted, ti, tj, chunks, queries, keys, MODE: gl.constexpr,
-           BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr):  # fmt: skip
-    """Start copying a step's tiles into their slot."""
-    b = step // chunks
-    c = step % chunks * BK
-    bar = bars.index(slot)
-    operands: gl.constexpr = 1 if MODE == "plain" else 2
-    mbarrier.expect(bar, (operands * BM + BN) * BK * 2, pred=wanted)
-    tma.async_copy_global_to_shared(g, [b * queries + ti * BM, c], bar, g_s.index(slot), pred=wanted)
+def _fetch(g, own, x, g_s, own_s, x_s, full, empty, first, count, chunks, queries, keys, i0, j0, within,
+           MODE: gl.constexpr, SLOTS: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr):  # fmt: skip
+    """Every step's tiles into the slots, as soon as both groups are done with what was there."""
+    OPERANDS: gl.constexpr = 1 if MODE == "plain" else 2
+    for t in range(count):
+        slot = t % SLOTS
+        b = (first + t) // chunks
+        c = (first + t) % chunks * BK
+        bar = full.index(slot)
+        mbarrier.wait(empty.index(slot), (t // SLOTS & 1) ^ 1)
+        mbarrier.expect(bar, (OPERANDS * 2 * ROWS + BN) * BK * 2, pred=within < 0)
+        mbarrier.expect(bar, (2 * ROWS + BN) * BK * 2, pred=within >= 0)
+        for n in gl.static_range(2):
+            at = [b * queries + i0 + n * ROWS, c]
+            tma.async_copy_global_to_shared(g, at, bar, g_s.index(slot * 2 + n))
+            if MODE != "plain":
+                tma.async_copy_global_to_shared(own, at, bar, own_s.index(slot * 2 + n), pred=within < 0)
+        tma.async_copy_global_to_shared(x, [b * keys + j0, c], bar, x_s.index(slot))
+
+
+@gluon.jit
+def _make(g_s, own_s, x_s, full, t, wanted, within, alpha, GROUP: gl.constexpr, MODE: gl.constexpr,
+          SLOTS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+    """ds of a step, 64 rows. within: where the tile of x holds the rows of `own`, too; −1 if it does not."""
+    slot = t % SLOTS
+    mbarrier.wait(full.index(slot), t // SLOTS & 1, pred=wanted)
+    g = g_s.index(slot * 2 + GROUP).load(layout)
     if MODE != "plain":
-        tma.async_copy_global_to_shared(own, [b * queries + ti * BM, c], bar, own_s.index(slot), pred=wanted)
-    tma.async_copy_global_to_shared(x, [b * keys + tj * BN, c], bar, x_s.index(slot), pred=wanted)
+        if within < 0:
+            own = own_s.index(slot * 2 + GROUP).load(layout)
+        else:
+            own = x_s.index(slot * (x_s.shape[0] // SLOTS) + within + GROUP).load(layout)
+        o = own.to(gl.float32)
+        if MODE == "compose":
+            o = alpha * o - (1 - alpha)
+        g = (g.to(gl.float32) * o).to(g_s.dtype)
+    return g
+
+
+@gluon.jit
+def _sum(g_s, own_s, x_s, ds_s, full, empty, ds, dw, first, count, chunks, queries, keys, i0, j0, within, part,
+         alpha, GROUP: gl.constexpr, MODE: gl.constexpr, SLOTS: gl.constexpr, BN: gl.constexpr,
+         BK: gl.constexpr):  # fmt: skip
+    """Σ ds·xᵀ for 64 rows of ds: ds of the next step is made while the product of this one runs."""
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    acc = gl.zeros((ROWS, BN), gl.float32, layout=mma)
+    i0 += GROUP * ROWS
+    pieces = x_s._reinterpret(x_s.dtype, [SLOTS * (BN // ROWS), ROWS, BK], g_s.layout)
+    a = _make(g_s, own_s, pieces, full, 0, True, within, alpha, GROUP, MODE, SLOTS, left)
+    for t in range(count):
+        step = first + t
+        acc = warpgroup_mma(a, x_s.index(t % SLOTS).permute((1, 0)), acc, is_async=True)
+        if MODE != "plain":
+            mine = step % (keys // BN) == j0 // BN  # every ds is written by one of the column tiles
+            if mine:
+                tma.store_wait(pendings=0)
+                gl.thread_barrier()
+                ds_s.store(a)
+                fence_async_shared()
+                tma.async_copy_shared_to_global(ds, [step // chunks * queries + i0, step % chunks * BK], ds_s)
+        after = _make(g_s, own_s, pieces, full, t + 1, t + 1 < count, within, alpha, GROUP, MODE, SLOTS, left)
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        mbarrier.arrive(empty.index(t % SLOTS), count=1)
+        a = after
+    tma.store_wait(pendings=0)
+    i = i0 + gl.arange(0, ROWS, layout=gl.SliceLayout(1, mma))
+    j = j0 + gl.arange(0, BN, layout=gl.SliceLayout(0, mma))
+    gl.store(dw + (part * queries + i[:, None]) * keys + j[None, :], acc)
 
 
 @gluon.jit
 def _outer_hopper(
-    g, own, x, ds, dw, total, batch, queries, keys, width, splits, alpha_value,
-    MODE: gl.constexpr, TOTAL: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
-    SLOTS: gl.constexpr, num_warps: gl.constexpr,
+    g, own, x, ds, dw, batch, queries, keys, width, splits, alpha,
+    MODE: gl.constexpr, SAME: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, SLOTS: gl.constexpr,
+    num_warps: gl.constexpr,
 ):  # fmt: skip
-    """One tile [BM, BN] of dW (one head) over one part of the steps (example, BK channels)."""
+    """One tile [128, BN] of dW (one head) over one part of the steps (example, BK channels)."""
     column_tiles = keys // BN
-    row_tiles = queries // BM
+    row_tiles = queries // (2 * ROWS)
     pid = gl.program_id(0)
-    tj = pid % column_tiles
-    ti = pid // column_tiles % row_tiles
+    j0 = pid % column_tiles * BN
+    i0 = pid // column_tiles % row_tiles * 2 * ROWS
     part = pid // column_tiles // row_tiles
     chunks = width // BK
     steps = batch * chunks
     first = steps * part // splits
     count = steps * (part + 1) // splits - first
+    within = -1
+    if SAME and i0 // BN == j0 // BN:
+        within = (i0 - j0) // ROWS
 
-    g_s = gl.allocate_shared_memory(g.dtype, [SLOTS, BM, BK], g.layout)
-    own_s = gl.allocate_shared_memory(g.dtype, [SLOTS if MODE != "plain" else 1, BM, BK], g.layout)
+    g_s = gl.allocate_shared_memory(g.dtype, [2 * SLOTS, ROWS, BK], g.layout)
+    own_s = gl.allocate_shared_memory(g.dtype, [2 * SLOTS, ROWS, BK], g.layout)
     x_s = gl.allocate_shared_memory(g.dtype, [SLOTS, BN, BK], x.layout)
-    bars = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    ds_s = gl.allocate_shared_memory(g.dtype, [2, ROWS, BK], g.layout)
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(SLOTS):
-        mbarrier.init(bars.index(n), count=1)
-
-    # a warp makes 16 whole rows of ds; a group of four makes the 64 rows that its own products read
-    rows: gl.constexpr = gl.BlockedLayout([4, 8], [4, 8], [num_warps, 1], [1, 0])
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BN, 16])
-    acc = gl.zeros((BM, BN), gl.float32, layout=mma)
-    sums = gl.zeros((BM, BK), gl.float32, layout=rows)
-    for n in gl.static_range(SLOTS - 1):
-        _fetch(
-            g, own, x, g_s, own_s, x_s, bars, first + n, n, n < count, ti, tj, chunks, queries, keys, MODE, BM, BN, BK
-        )
-    for t in range(count):
-        slot = t % SLOTS
-        step = first + t
-        mbarrier.wait(bars.index(slot), t // SLOTS & 1)
-        if MODE != "plain":
-            gt = g_s.index(slot).load(rows).to(gl.float32)
-            o = own_s.index(slot).load(rows).to(gl.float32)
-            if MODE == "gate":
-                gt = gt * o
-            else:
-                gt = gt * (alpha_value * o - (1 - alpha_value))
-            if TOTAL:
-                sums += gt
-            g_s.index(slot).store(gt.to(g.dtype))
-            fence_async_shared()
-        acc = warpgroup_mma(g_s.index(slot), x_s.index(slot).permute((1, 0)), acc, is_async=True)
-        if MODE != "plain":
-            if step % column_tiles == tj:  # every ds is written by one of the column tiles
-                tma.async_copy_shared_to_global(
-                    ds, [step // chunks * queries + ti * BM, step % chunks * BK], g_s.index(slot)
-                )
-                tma.store_wait(pendings=1)
-            else:
-                tma.store_wait(pendings=0)
-        acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-        # the step before is done with its slot
-        ahead = t + SLOTS - 1
-        _fetch(g, own, x, g_s, own_s, x_s, bars, first + ahead, ahead % SLOTS, ahead < count, ti, tj, chunks, queries,
-               keys, MODE, BM, BN, BK)  # fmt: skip
-    acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-    if MODE != "plain":
-        tma.store_wait(pendings=0)
-    for n in gl.static_range(SLOTS):
-        mbarrier.invalidate(bars.index(n))
-    i = ti * BM + gl.arange(0, BM, layout=gl.SliceLayout(1, mma))
-    j = tj * BN + gl.arange(0, BN, layout=gl.SliceLayout(0, mma))
-    gl.store(dw + (part * queries + i[:, None]) * keys + j[None, :], acc)
-    if TOTAL:
-        i = ti * BM + gl.arange(0, BM, layout=gl.SliceLayout(1, rows))
-        if tj == 0:
-            gl.store(total + part * queries + i, gl.sum(sums, 1))
-
-
-def _describe(t: Tensor, rows: int, columns: int) -> Any:
-    """A descriptor for blocks [rows, columns] of t [batch, length, channels] as rows of one matrix."""
-    kind = gl.bfloat16 if t.element_size() == 2 and "bfloat16" in str(t.dtype) else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], kind)
-    return TensorDescriptor(t, [t.shape[0] * t.shape[1], t.shape[2]], [t.stride(1), 1], [rows, columns], layout)
+        mbarrier.init(full.index(n), count=1)
+        mbarrier.init(empty.index(n), count=2)
+    gl.warp_specialize(
+        [
+            (_sum, (g_s, own_s, x_s, ds_s.index(0), full, empty, ds, dw, first, count, chunks, queries, keys, i0, j0,
+                    within, part, alpha, 0, MODE, SLOTS, BN, BK)),
+            (_sum, (g_s, own_s, x_s, ds_s.index(1), full, empty, ds, dw, first, count, chunks, queries, keys, i0, j0,
+                    within, part, alpha, 1, MODE, SLOTS, BN, BK)),
+            (_fetch, (g, own, x, g_s, own_s, x_s, full, empty, first, count, chunks, queries, keys, i0, j0, within,
+                      MODE, SLOTS, BN, BK)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
 
 
 def launch_outer_hopper(
-    g: Tensor, own: Tensor, x: Tensor, ds: Tensor, dw: Tensor, total: Tensor | None, *, mode: str, alpha_value: float,
-    splits: int, BM: int, BN: int, BK: int, num_warps: int, num_stages: int,
+    g: Tensor, own: Tensor, x: Tensor, ds: Tensor, dw: Tensor, *, mode: str, alpha: float, splits: int
 ) -> None:  # fmt: skip
-    """Fill dw [splits, 1, queries, keys], ds and total [splits, 1, queries]; all sizes are multiples of the tiles'."""
+    """Fill dw [splits, 1, queries, keys] and ds; all sizes are multiples of the tiles' (128 × 256, 64 channels)."""
     batch, queries, width = g.shape
     keys = x.shape[1]
-    _outer_hopper[(splits * (queries // BM) * (keys // BN),)](
-        _describe(g, BM, BK), _describe(own, BM, BK), _describe(x, BN, BK), _describe(ds, BM, BK), dw,
-        total if total is not None else dw, batch, queries, keys, width, splits, alpha_value,
-        MODE=mode, TOTAL=total is not None, BM=BM, BN=BN, BK=BK, SLOTS=num_stages, num_warps=num_warps,
+    _outer_hopper[(splits * (queries // 128) * (keys // 256),)](
+        *(describe_rows(t, rows, 64) for t, rows in ((g, 64), (own, 64), (x, 256), (ds, 64))), dw,
+        batch, queries, keys, width, splits, alpha, MODE=mode, SAME=own is x, BN=256, BK=64, SLOTS=3,
+        num_warps=4,
     )  # fmt: skip

@@ -98,9 +98,16 @@ def processors() -> int:
 
 
 @cache
-def hopper() -> bool:
+def has_tma() -> bool:
     """Does the GPU have the bulk tensor copy engine (TMA)?"""
     return not INTERPRETING and torch.cuda.get_device_capability()[0] >= 9
+
+
+@cache
+def gluon() -> bool:
+    """Do the kernels written in Gluon run here? They use Hopper's own matrix instructions, which later GPUs do not have."""
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return not INTERPRETING and torch.cuda.get_device_capability()[0] == 9 and version >= (3, 6)
 
 
 def precision(dtype: torch.dtype) -> str:
