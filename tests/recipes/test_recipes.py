@@ -28,7 +28,8 @@ from tokenmix.recipes import get_recipe, load_recipes
 from tokenmix.recipes.estimate import gpu_minutes, shape_of
 from tokenmix.recipes.ledger import ledger, rows
 from tokenmix.recipes.recipe import SCALES, Recipe, Stage
-from tokenmix.recipes.run import config_of, contenders_of, reproduce
+from tokenmix.recipes.run import config_of, contenders_of, reproduce, scaling_figure
+from tokenmix.report.scene import Mark
 from tokenmix.training import RunConfig
 from tokenmix.training.config import assignment, merge
 from tokenmix.training.features import HEADS
@@ -347,3 +348,21 @@ def test_ledger_judges_committed_numbers(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match=r"bad.json is no result"):
         ledger(tmp_path)
+
+
+def test_families_of_growing_size_are_drawn_with_their_power_laws() -> None:
+    """Table 4's printed numbers: −0.20 for Transformers and −0.23 for gMLPs."""
+    recipe = get_recipe("gmlp-figure-5")
+    rows = [
+        {
+            "name": row.name,
+            "columns": {n: {"mean": row.printed[n], "deviation": 0.1} for n in ("Params (M)", "Perplexity")},
+        }
+        for row in recipe.rows
+    ]
+    drawn = scaling_figure(recipe, {"rows": rows})
+    assert drawn.title == "perplexity over parameters (M): Transformer ~ size^−0.20, gMLP ~ size^−0.23"
+    assert sum(isinstance(shape, Mark) and shape.tip is not None for shape in drawn.shapes) == len(rows)
+    rows[0]["columns"]["Perplexity"]["mean"] = None
+    assert scaling_figure(recipe, {"rows": rows}) is None
+    assert scaling_figure(get_recipe("gmlp-table-3"), {"rows": []}) is None

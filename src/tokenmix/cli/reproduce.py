@@ -95,6 +95,9 @@ def reproduce(
                 typer.echo(json.dumps(result, indent=1, ensure_ascii=False))
             else:
                 show(result, console)
+                drawn = out / chosen.name / scale / "scaling.svg"
+                if drawn.exists():
+                    console.print(f"figure  {drawn.resolve()}", highlight=False, markup=False, soft_wrap=True)
                 console.print(f"result  {path.resolve()}", highlight=False, markup=False, soft_wrap=True)
     elif only or part or set_ or plan or collect:
         raise ValueError("name a recipe; `tokenmix reproduce` alone lists them")

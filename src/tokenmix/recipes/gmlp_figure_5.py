@@ -49,5 +49,6 @@ RECIPE = Recipe(
     ),
     baseline="Transformer 12+12",
     lower=("Perplexity",),
+    families={"Transformer": TRANSFORMERS, "gMLP": GMLPS},
     doc=__doc__,
 )

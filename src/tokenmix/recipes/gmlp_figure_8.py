@@ -55,5 +55,9 @@ RECIPE = Recipe(
     ),
     baseline="Transformer 12+12",
     lower=("Perplexity",),
+    families={
+        "Transformer": tuple(f"Transformer {blocks}" for _, blocks, _ in _DEPTHS),
+        **{kind: tuple(f"{kind} {layers}" for _, _, layers in _DEPTHS) for kind in ("gMLP", "aMLP")},
+    },
     doc=__doc__,
 )

@@ -110,6 +110,9 @@ class Recipe:
     claims: tuple[Claim, ...]
     baseline: str  #: the row that others are measured against
     lower: tuple[str, ...] = ()  #: columns in which less is better
+    families: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  #: rows of growing size: their perplexity is drawn
     doc: str = ""
 
     def row(self, name: str) -> Row:

@@ -182,7 +182,26 @@ def reproduce(
             _complete(values, stages, before, chosen)
     made = _result(recipe, scale, count, values, stages, time.time() - started, settings)
     (place / "result.json").write_text(json.dumps(made, indent=1, ensure_ascii=False), encoding="utf-8")
+    drawn = scaling_figure(recipe, made)
+    if drawn is not None:
+        (place / "scaling.svg").write_text(drawn.svg(), encoding="utf-8")
     return made
+
+
+def scaling_figure(
+    recipe: Recipe, result: Mapping[str, Any], size: str = "Params (M)", column: str = "Perplexity"
+) -> Any:
+    """Perplexity over parameters with the power law of each of the recipe's families; None where a model is missing."""
+    from tokenmix.report.charts import scaling
+
+    rows = {row["name"]: row["columns"] for row in result["rows"]}
+    families = {
+        family: [(rows[n][size]["mean"], rows[n][column]["mean"], rows[n][column]["deviation"] or 0.0) for n in names]
+        for family, names in recipe.families.items()
+    }
+    if not families or any(None in point for points in families.values() for point in points):
+        return None
+    return scaling(families, "parameters (M)", column.lower())
 
 
 def _but_sizes(settings: Mapping[str, Any] | None, scale: Scale) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The charts of a comparison: learning curves, metric against cost, the seeds of a model on one line.
+"""The charts of a comparison: learning curves, metric against cost, scaling laws, the seeds of a model on one line.
 
 Each is a drawing (:class:`Scene`) and, where a page shows more on hover, the numbers behind it.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
+from math import exp, log
+from statistics import linear_regression
 from typing import Any
 
 from tokenmix.report.axes import Frame, padded, short
@@ -158,6 +160,37 @@ def against_cost(models: Sequence[Mapping[str, Any]], cost: str, label: str, met
         if spot is not None:
             shapes.append(Text(spot[0], spot[1], text, 12, spot[2], "ink", series=number))
     return Scene(WIDTH, HEIGHT, shapes, f"{metric_name(metric)} against {label} of {len(points)} models")
+
+
+def scaling(families: Mapping[str, Sequence[tuple[float, float, float]]], size: str, metric: str) -> Scene:
+    """A metric over the size of models, both logarithmic: each family's (size, mean, deviation) and its power law.
+
+    >>> scaling({"gMLP": [(59, 5.25, 0), (102, 4.35, 0), (187, 3.79, 0)]}, "parameters (M)", "perplexity").title
+    'perplexity over parameters (M): gMLP ~ size^−0.28'
+    """
+    every = [point for points in families.values() for point in points]
+    sizes, values = [x for x, _, _ in every], [edge for _, m, d in every for edge in (m - d if d < m else m, m + d)]
+    x, y = (min(sizes) / 1.25, max(sizes) * 1.25), (min(values) / 1.06, max(values) * 1.06)
+    frame = Frame(44, 30, WIDTH - 54, HEIGHT - 76, x, y, log_x=True, log_y=True)
+    shapes = frame.draw(f"{size} (log)", f"{metric} (log)", SIZE)
+    said = []
+    for number, (name, points) in enumerate(families.items()):
+        colour, dash, mark = style(number)
+        slope, start = linear_regression([log(x) for x, _, _ in points], [log(m) for _, m, _ in points])
+        ends = (min(x for x, _, _ in points), max(x for x, _, _ in points))
+        law = tuple(frame.point(end, exp(start + slope * log(end))) for end in ends)
+        shapes.append(Line(law, colour, 1.8, dash, 0.7, series=number))
+        for place, mean, deviation in points:
+            if 0 < deviation < mean:
+                edges = tuple(frame.point(place, edge) for edge in (mean - deviation, mean + deviation))
+                shapes.append(Line(edges, colour, 1.5, opacity=0.6, series=number))
+            tip = f"{name}\n{metric}: {short(mean)}\n{size}: {short(place)}"
+            shapes.append(Mark(*frame.point(place, mean), mark, colour, 5.5, series=number, tip=tip))
+        said.append(f"{name} ~ size^{slope:.2f}".replace("-", "−"))
+        top = frame.top + 14 + 18 * number
+        shapes.append(Mark(frame.left + frame.width - 190, top - 4, mark, colour, 5))
+        shapes.append(Text(frame.left + frame.width - 178, top, said[-1], 12, "start", "ink"))
+    return Scene(WIDTH, HEIGHT, shapes, f"{metric} over {size}: {', '.join(said)}")
 
 
 def _spot(
