@@ -28,7 +28,8 @@ from tokenmix.recipes import get_recipe, load_recipes
 from tokenmix.recipes.estimate import gpu_minutes, shape_of
 from tokenmix.recipes.ledger import ledger, rows
 from tokenmix.recipes.recipe import SCALES, Recipe, Stage
-from tokenmix.recipes.run import config_of, contenders_of, reproduce, scaling_figure
+from tokenmix.recipes.result import scaling_figure
+from tokenmix.recipes.run import config_of, contenders_of, reproduce
 from tokenmix.report.scene import Mark
 from tokenmix.training import RunConfig
 from tokenmix.training.config import assignment, merge

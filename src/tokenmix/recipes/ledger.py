@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenmix.recipes.estimate import gpu_minutes
 from tokenmix.recipes.recipe import Recipe, load_recipes
-from tokenmix.recipes.run import judge_claims, values_of
+from tokenmix.recipes.result import judge_claims, values_of
 from tokenmix.recipes.verdicts import FAILS, HOLDS, NOT_RUN, UNDECIDED
 
 HEADINGS = ("from", "claim", "the paper's numbers", "ours", "verdict", "why", "scale and its limits", "again with")

@@ -1,0 +1,227 @@
+"""The result of a recipe: numbers seed by seed, the paper's beside ours, and which claims hold.
+
+A result is what `recipes/results/*.json` hold: small enough to be committed, without curves and paths of a machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenmix.compare.comparison import hardware, versions
+from tokenmix.compare.statistics import deviation, mean
+from tokenmix.recipes.recipe import Recipe, Scale, Stage
+from tokenmix.recipes.verdicts import Numbers
+
+
+def profiled_numbers(found: Mapping[str, Any]) -> dict[str, list[float]]:
+    return {
+        "parameters": [found["parameters"]["total"]],
+        "flops_forward": [found["flops_forward"]["total"]],
+        "flops_step": [found["flops_step"]],
+        "steps_per_second": list(found["samples"]),
+        "memory_bytes": [found["memory_bytes"]] if found["memory_bytes"] else [],
+    }
+
+
+def measured_numbers(row: Mapping[str, Any]) -> dict[str, list[float | None]]:
+    """Metrics seed by seed, None where one is missing, so that rows can be paired; and what all seeds share."""
+    done = [run for run in row["runs"] if run["status"] == "done"]
+    names = dict.fromkeys(name for run in done for name in run["metrics"])
+    found: dict[str, list[float | None]] = {
+        name: [run["metrics"].get(name) if run["status"] == "done" else None for run in row["runs"]] for name in names
+    }
+    for name in ("parameters", "flops_forward", "flops_step", "memory_bytes"):
+        found[name] = [row[name]] if row.get(name) else []
+    found["steps_per_second"] = [run["steps_per_second"] for run in done if run.get("steps_per_second")]
+    return found
+
+
+def fill(
+    values: dict[str, dict[str, list[float | None]]],
+    stage: Stage,
+    recipe: Recipe,
+    found: Mapping[str, Mapping[str, Sequence[float | None]]],
+) -> None:
+    for column, source in stage.columns.items():
+        if column not in recipe.columns:
+            continue
+        name, scaled, unit = source.rpartition("/")
+        if scaled and _is_number(unit):
+            factor = float(unit)
+        else:
+            name, factor = source, 1.0
+        for row, numbers in found.items():
+            if numbers.get(name):
+                scaled_numbers = [None if number is None else number / factor for number in numbers[name]]
+                values.setdefault(row, {})[column] = scaled_numbers
+
+
+def complete(
+    values: dict[str, dict[str, list[float | None]]], stages: dict[str, Any], before: Mapping[str, Any], scale: Scale
+) -> None:
+    """What a part of a recipe did not run, from an earlier result: stages, rows of a stage, and seeds of a row.
+
+    A stage whose settings have changed since is not mixed with what was run before.
+    """
+    kept = {
+        name
+        for name, old in before["stages"].items()
+        if name not in stages or stages[name].get("settings") == old.get("settings")
+    }
+    columns = {column for stage in scale.stages if stage.name in kept for column in stage.columns}
+    for row, cells in values_of(before).items():
+        for column in columns & cells.keys():
+            mine = values.setdefault(row, {})
+            mine[column] = _filled(mine.get(column), cells[column])
+    for name in kept:
+        old = before["stages"][name]
+        new = stages.setdefault(name, old)
+        if isinstance(new["models"], dict):
+            new["models"] = {**old["models"], **new["models"]}
+        else:
+            earlier = {row["name"]: row for row in old["models"]}
+            rows = [_with_runs(row, earlier.pop(row["name"], row), new["metric"]) for row in new["models"]]
+            new["models"] = [*rows, *earlier.values()]
+
+
+def _filled(new: Sequence[float | None] | None, old: Sequence[float | None]) -> list[float | None]:
+    """Numbers seed by seed, an older one where a new one is missing."""
+    if not new:
+        return list(old)
+    return [b if a is None else a for a, b in zip(new, old)] if len(new) == len(old) else list(new)
+
+
+def _with_runs(row: Mapping[str, Any], earlier: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """A row with the earlier runs of the seeds that it lacks."""
+    older = {run["seed"]: run for run in earlier["runs"]}
+    runs = [run if run["status"] == "done" else older.get(run["seed"], run) for run in row["runs"]]
+    if runs == row["runs"]:
+        return dict(row)
+    if all(run["status"] != "done" for run in row["runs"]):
+        return dict(earlier)
+    done = [run["metrics"][metric] for run in runs if metric in run["metrics"]]
+    compared = dict.fromkeys(("difference", "interval", "significant", "p", "over"))  # of the new runs alone
+    return {**row, **compared, "runs": runs, "mean": mean(done), "deviation": deviation(done)}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def shortened(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A comparison without its curves and without paths of this machine: small enough to be committed."""
+    kept = ("task", "form", "split", "metric", "higher_is_better", "budget", "match", "note")
+    data = {name: value for name, value in result["settings"]["data"].items() if name != "folder"}
+    rows = []
+    for row in result["models"]:
+        names = ("seed", "status", "error", "device", "steps", "seconds", "metrics", "categories")
+        runs = [{name: run[name] for name in names} for run in row["runs"]]
+        rows.append({name: value for name, value in row.items() if name not in ("runs", "config")} | {"runs": runs})
+    return {**{name: result[name] for name in kept}, "settings": result["settings"] | {"data": data}, "models": rows}
+
+
+def make_result(
+    recipe: Recipe,
+    scale: str,
+    seeds: int,
+    values: Mapping[str, Mapping[str, Sequence[float | None]]],
+    stages: Mapping[str, Any],
+    seconds: float,
+    settings: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    rows = []
+    for row in recipe.rows:
+        mine = values.get(row.name, {})
+        cells = {}
+        for column in recipe.columns:
+            numbers = list(mine.get(column, []))
+            known = [number for number in numbers if number is not None]
+            cells[column] = {
+                "paper": row.printed.get(column),
+                "values": numbers,
+                "mean": mean(known),
+                "deviation": deviation(known),
+            }
+        rows.append({"name": row.name, "layer": row.layer, "preset": row.preset, "columns": cells})
+    return {
+        "recipe": recipe.name,
+        "place": recipe.place,
+        "title": recipe.title,
+        "scale": scale,
+        "note": recipe.scale(scale).note,
+        "changed": dict(settings or {}),
+        "seeds": seeds,
+        "command": recipe.command(scale, settings, seeds),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "seconds": seconds,
+        "versions": versions(),
+        "hardware": hardware(),
+        "devices": _devices(stages),
+        "columns": list(recipe.columns),
+        "baseline": recipe.baseline,
+        "lower": list(recipe.lower),
+        "rows": rows,
+        "claims": judge_claims(recipe, values, scale == "tiny"),
+        "stages": dict(stages),
+    }
+
+
+def _devices(stages: Mapping[str, Any]) -> list[str]:
+    """Where the numbers come from: runs may have been brought here from another machine."""
+    found = set()
+    for stage in stages.values():
+        if "profile" in stage:
+            found |= {row["device"] for row in stage["models"].values()}
+        else:
+            found |= {run["device"] for row in stage["models"] for run in row["runs"]}
+    return sorted(found - {None})
+
+
+def judge_claims(
+    recipe: Recipe, values: Mapping[str, Mapping[str, Sequence[float | None]]], quick: bool = False
+) -> list[dict[str, str]]:
+    """Every claim of a recipe against our numbers."""
+    numbers = Numbers(values, recipe.lower, quick)
+    found = []
+    for claim in recipe.claims:
+        verdict = claim.check(numbers)
+        found.append(
+            {
+                "text": claim.text,
+                "paper": claim.printed,
+                "ours": verdict.ours,
+                "verdict": verdict.verdict,
+                "reason": verdict.reason,
+            }
+        )
+    return found
+
+
+def values_of(result: Mapping[str, Any]) -> dict[str, dict[str, list[float | None]]]:
+    """Our numbers in a result file, so that claims can be judged again."""
+    return {
+        row["name"]: {column: cell["values"] for column, cell in row["columns"].items() if cell["values"]}
+        for row in result["rows"]
+    }
+
+
+def scaling_figure(
+    recipe: Recipe, result: Mapping[str, Any], size: str = "Params (M)", column: str = "Perplexity"
+) -> Any:
+    """Perplexity over parameters with the power law of each of the recipe's families; None where a model is missing."""
+    from tokenmix.report.charts import scaling
+
+    rows = {row["name"]: row["columns"] for row in result["rows"]}
+    families = {
+        family: [(rows[n][size]["mean"], rows[n][column]["mean"], rows[n][column]["deviation"] or 0.0) for n in names]
+        for family, names in recipe.families.items()
+    }
+    if not families or any(None in point for points in families.values() for point in points):
+        return None
+    return scaling(families, "parameters (M)", column.lower())
