@@ -265,8 +265,7 @@ def test_what_is_finished_can_be_put_together(tmp_path: Path, monkeypatch: pytes
     for folder in (*tmp_path.glob("runs/t5-1-1-base-seed2-*"), *tmp_path.glob("runs/remixer-base-seed1-*")):
         (folder / "trained.json").unlink()
     monkeypatch.setattr(tokenmix.training, "train", lambda *_, **__: pytest.fail("a run was trained"))
-    result = tmp_path / "remixer-table-4" / "tiny" / "result.json"
-    result.rename(tmp_path / "earlier.json")
+    (tmp_path / "remixer-table-4" / "tiny" / "result.json").unlink()
     found = reproduce(recipe, "tiny", collect=True, **options)
     for name, missing in (("T5.1.1 Base", 2), ("Remixer Base", 1)):
         before, after = ({row["name"]: row for row in r["rows"]}[name]["columns"]["Gen. EM"] for r in (whole, found))
@@ -277,16 +276,57 @@ def test_what_is_finished_can_be_put_together(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ValueError, match="no finished run of remixer-table-4 at tiny"):  # and no result is overwritten
         reproduce(recipe, "tiny", collect=True, **{**options, "out": tmp_path / "elsewhere"})
     assert not (tmp_path / "elsewhere" / "remixer-table-4" / "tiny" / "result.json").exists()
-    (tmp_path / "earlier.json").rename(result)  # what an earlier call has of the missing seeds is taken
-    completed = reproduce(recipe, "tiny", collect=True, **options)
-    assert completed["rows"] == whole["rows"]
-    for row, earlier in zip(completed["stages"]["cogs"]["models"], whole["stages"]["cogs"]["models"]):
-        assert [run["metrics"] for run in row["runs"]] == [run["metrics"] for run in earlier["runs"]]
-        assert row["mean"] == pytest.approx(earlier["mean"])
-    changed = json.loads(result.read_text())
-    changed["stages"]["cogs"]["settings"]["budget"]["steps"] = 3
-    result.write_text(json.dumps(changed))  # but nothing of another budget
-    assert reproduce(recipe, "tiny", collect=True, **options)["rows"] == found["rows"]
+
+
+def test_missing_seeds_are_taken_from_an_earlier_result_of_the_same_settings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = get_recipe("remixer-table-4")
+    options: dict[str, Any] = {"out": tmp_path, "seeds": 3, "only": ["Remixer Base"], "report": False}
+    options["live"] = Live(Console(file=io.StringIO()))
+    earlier = reproduce(recipe, "tiny", **options)
+    next(tmp_path.glob("runs/remixer-base-seed1-*/trained.json")).unlink()
+    for row in earlier["rows"]:  # numbers that can be told apart
+        cell = row["columns"]["Gen. EM"]
+        cell["values"] = [10.0 * (seed + 1) for seed, _ in enumerate(cell["values"])]
+    for row in earlier["stages"]["cogs"]["models"]:
+        for run in row["runs"]:
+            run["metrics"]["exact_match"] = 10.0 * (run["seed"] + 1)
+    path = tmp_path / "remixer-table-4" / "tiny" / "result.json"
+
+    def collected(**changed: Any) -> tuple[list[float | None], list[str]]:
+        found = json.loads(json.dumps(earlier))
+        for place, value in changed.items():
+            *inner, last = place.split("__")
+            part = found
+            for name in inner:
+                part = part[name]
+            part[last] = value
+        path.write_text(json.dumps(found))
+        result = reproduce(recipe, "tiny", collect=True, **options)
+        (row,) = (row for row in result["rows"] if row["name"] == "Remixer Base")
+        (stage,) = (row for row in result["stages"]["cogs"]["models"] if row["name"] == "Remixer Base")
+        return row["columns"]["Gen. EM"]["values"], [run["status"] for run in stage["runs"]]
+
+    mine = collected()
+    assert mine[0][1] == 20.0
+    assert mine[0][0] != 10.0
+    assert mine[1] == ["done", "done", "done"]
+    model = {**earlier["stages"]["cogs"]["asked"]["models"]["Remixer Base"], "layer": "dot | geglu"}
+    others = (
+        {"scale": "bench"},
+        {"changed": {"budget": {"steps": 3}}},
+        {"stages__cogs__asked__stage__settings__budget__steps": 3},
+        {"stages__cogs__asked__stage__beams": 4},
+        {"stages__cogs__asked__models": {**earlier["stages"]["cogs"]["asked"]["models"], "Remixer Base": model}},
+    )
+    for other in others:
+        caplog.clear()
+        assert collected(**other) == ([mine[0][0], None, mine[0][2]], ["done", "unfinished", "done"]), other
+        assert "earlier result" in caplog.text
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="no result of `tokenmix reproduce`"):
+        reproduce(recipe, "tiny", collect=True, **options)
 
 
 def test_the_papers_sizes_are_only_counted_without_a_gpu(pool: Path) -> None:

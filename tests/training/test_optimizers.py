@@ -28,12 +28,16 @@ def test_schedules_follow_their_formulas() -> None:
     assert rate("constant", 999, warmup=0) == 2.0
     assert [rate("constant", step, warmup=0, decay=0.25) for step in (749, 750, 875)] == [2.0, 2.0, 1.0]
     assert rate("constant", 999, warmup=0, decay=0.25) == pytest.approx(2.0 / 250)
+    assert rate("constant", 9, warmup=100, decay=1.0) == pytest.approx(0.2 * 0.991)  # it rises and falls at once
+    assert rate("constant", 0, total=math.inf, warmup=0, decay=0.25) == 2.0  # minutes: not known yet
     assert rate("linear", 0, warmup=0.1) == pytest.approx(2.0 / 100)  # a share of the run
 
 
 def test_a_decay_longer_than_the_run_is_refused() -> None:
     with pytest.raises(ValueError, match="at most 1"):
         ScheduleConfig(name="constant", decay=100)
+    with pytest.raises(ValueError, match="belongs to schedule"):
+        ScheduleConfig(name="linear", decay=0.5)
 
 
 def test_inverse_square_root_is_t5s_and_the_synthesizers() -> None:

@@ -77,13 +77,20 @@ def reproduce(
         if plan:
             _plan(chosen, scale, seeds, only or [], part or [], changed, console, as_json)
         else:
+            from tokenmix.recipes.run import read_result
             from tokenmix.recipes.run import reproduce as run
 
             path = out / chosen.name / scale / "result.json"
             kept = None if save is None else save / f"{chosen.name}.json"
-            if kept is not None and kept.exists() and (only or part) and not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(kept, path)  # a part completes what is there
+            if save is not None and save.is_file():
+                raise ValueError(f"--save takes a folder, and {save} is a file")
+            if kept is not None and kept.exists():
+                known = read_result(kept)["scale"]
+                if known != scale:
+                    raise ValueError(f"{kept} is a result at scale {known}, not {scale}; save to another folder")
+                if (only or part) and not path.exists():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(kept, path)  # a part completes what is there
             result = run(
                 chosen, scale, out=out, seeds=seeds, engine=engine, jobs=jobs, data=None if data is None else str(data),
                 settings=changed, only=only or (), parts=part or (), collect=collect,

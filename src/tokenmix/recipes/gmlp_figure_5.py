@@ -2,9 +2,10 @@
 
     tokenmix reproduce gmlp-figure-5 --scale bench
 
-Time: about 33 minutes on one H200, one run after another (an estimate), 8 of them for pretraining alone (`--part mlm`);
+Time: about 33 minutes on one H200, one run after another (an estimate), 11 of them for pretraining alone (`--part mlm`);
 `--jobs 4` runs four side by side. Expect: log perplexity falls with log parameters along one line for both families, and
-finetuning accuracies rise equally fast. Depths 0.5, 1, 2 and 4 times 2 + 2 blocks of width 128, half of Table 4's.
+finetuning accuracies rise equally fast. Transformers of 1, 2, 4 and 8 layers of width 128, gMLPs of 3, 6, 12 and 24 of
+width 88: half of Table 4's in depth and width.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, WIKIPEDIA
@@ -26,7 +27,7 @@ RECIPE = Recipe(
             seeds=3,
             sizes={**SIZES, "d_model": 128, "d_ff": 512, "layers": 2},
             body="encoder",
-            note=f"{WIKIPEDIA}; length 128, 33 million tokens; 1, 2, 4 and 8 blocks of width 128; {GLUE_NOTE}",
+            note=f"{WIKIPEDIA}; length 128, 33 million tokens; 1, 2, 4 and 8 layers of width 128, gMLPs 3 times as many of 88; {GLUE_NOTE}",
         ),
         "paper": Scale(PAPER),
     },

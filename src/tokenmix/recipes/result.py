@@ -5,14 +5,22 @@ A result is what `recipes/results/*.json` hold: small enough to be committed, wi
 
 from __future__ import annotations
 
+import json
+import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tokenmix.compare.comparison import hardware, versions
 from tokenmix.compare.statistics import deviation, mean
 from tokenmix.recipes.recipe import Recipe, Scale, Stage
 from tokenmix.recipes.verdicts import Numbers
+from tokenmix.report.charts import scaling
+from tokenmix.report.scene import Scene
+
+logger = logging.getLogger(__name__)
 
 
 def profiled_numbers(found: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -59,31 +67,56 @@ def fill(
 
 
 def complete(
-    values: dict[str, dict[str, list[float | None]]], stages: dict[str, Any], before: Mapping[str, Any], scale: Scale
+    values: dict[str, dict[str, list[float | None]]],
+    stages: dict[str, Any],
+    before: Mapping[str, Any],
+    scale: Scale,
+    asked: Mapping[str, Any],
 ) -> None:
     """What a part of a recipe did not run, from an earlier result: stages, rows of a stage, and seeds of a row.
 
-    A stage whose settings have changed since is not mixed with what was run before.
+    What was made for another budget, task or model than is ``asked`` now (by stage) is left out, and said.
     """
-    kept = {
-        name
-        for name, old in before["stages"].items()
-        if name not in stages or stages[name].get("settings") == old.get("settings")
-    }
-    columns = {column for stage in scale.stages if stage.name in kept for column in stage.columns}
+    kept: dict[str, Any] = {}
+    for stage in scale.stages:
+        old = before["stages"].get(stage.name)
+        if old is None or (stage.after and stage.after in before["stages"] and stage.after not in kept):
+            continue
+        if _alike(old, stages.get(stage.name), asked[stage.name]):
+            kept[stage.name] = old
+    left = sorted(before["stages"].keys() - kept.keys())
+    columns = {column: stage.name for stage in scale.stages if stage.name in kept for column in stage.columns}
     for row, cells in values_of(before).items():
-        for column in columns & cells.keys():
+        for column in columns.keys() & cells.keys():
+            name = columns[column]
+            if _model(kept[name], row) not in (None, asked[name]["models"].get(row)):
+                left.append(f"{row} in {name}")
+                continue
             mine = values.setdefault(row, {})
             mine[column] = _filled(mine.get(column), cells[column])
-    for name in kept:
-        old = before["stages"][name]
+    for name, old in kept.items():
         new = stages.setdefault(name, old)
+        mine_now = {row: model for row, model in asked[name]["models"].items() if _model(old, row) in (None, model)}
         if isinstance(new["models"], dict):
-            new["models"] = {**old["models"], **new["models"]}
-        else:
-            earlier = {row["name"]: row for row in old["models"]}
+            new["models"] = {**{r: found for r, found in old["models"].items() if r in mine_now}, **new["models"]}
+        elif new is not old:
+            earlier = {row["name"]: row for row in old["models"] if row["name"] in mine_now}
             rows = [_with_runs(row, earlier.pop(row["name"], row), new["metric"]) for row in new["models"]]
             new["models"] = [*rows, *earlier.values()]
+    if left:
+        logger.warning("of the earlier result, made with other settings, is left out: %s", ", ".join(dict.fromkeys(left)))
+
+
+def _alike(old: Mapping[str, Any], new: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> bool:
+    """Whether an earlier stage was asked the same; results of earlier versions tell their settings alone."""
+    if "asked" in old:
+        return bool(old["asked"]["stage"] == asked["stage"])
+    return new is None or old.get("settings") == new.get("settings")
+
+
+def _model(stage: Mapping[str, Any], row: str) -> Any:
+    """The model that a stage had in a row; None where it does not tell."""
+    return stage.get("asked", {}).get("models", {}).get(row)
 
 
 def _filled(new: Sequence[float | None] | None, old: Sequence[float | None]) -> list[float | None]:
@@ -96,7 +129,8 @@ def _filled(new: Sequence[float | None] | None, old: Sequence[float | None]) -> 
 def _with_runs(row: Mapping[str, Any], earlier: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """A row with the earlier runs of the seeds that it lacks."""
     older = {run["seed"]: run for run in earlier["runs"]}
-    runs = [run if run["status"] == "done" else older.get(run["seed"], run) for run in row["runs"]]
+    done_before = {seed: run for seed, run in older.items() if run["status"] == "done"}
+    runs = [run if run["status"] == "done" else done_before.get(run["seed"], run) for run in row["runs"]]
     if runs == row["runs"]:
         return dict(row)
     if all(run["status"] != "done" for run in row["runs"]):
@@ -123,7 +157,19 @@ def shortened(result: Mapping[str, Any]) -> dict[str, Any]:
         names = ("seed", "status", "error", "device", "steps", "seconds", "metrics", "categories")
         runs = [{name: run[name] for name in names} for run in row["runs"]]
         rows.append({name: value for name, value in row.items() if name not in ("runs", "config")} | {"runs": runs})
-    return {**{name: result[name] for name in kept}, "settings": result["settings"] | {"data": data}, "models": rows}
+    trained = [_trained_with(Path(run["folder"])) for row in result["models"] for run in row["runs"]]
+    return {
+        **{name: result[name] for name in kept},
+        "settings": result["settings"] | {"data": data},
+        "trained_with": [found for n, found in enumerate(trained) if found and found not in trained[:n]],
+        "models": rows,
+    }
+
+
+def _trained_with(folder: Path) -> dict[str, str] | None:
+    """Versions of the machine that a run was trained on, which need not be this one."""
+    file = folder / "environment.json"
+    return json.loads(file.read_text(encoding="utf-8"))["versions"] if file.exists() else None
 
 
 def make_result(
@@ -213,15 +259,17 @@ def values_of(result: Mapping[str, Any]) -> dict[str, dict[str, list[float | Non
 
 def scaling_figure(
     recipe: Recipe, result: Mapping[str, Any], size: str = "Params (M)", column: str = "Perplexity"
-) -> Any:
+) -> Scene | None:
     """Perplexity over parameters with the power law of each of the recipe's families; None where a model is missing."""
-    from tokenmix.report.charts import scaling
 
     rows = {row["name"]: row["columns"] for row in result["rows"]}
     families = {
         family: [(rows[n][size]["mean"], rows[n][column]["mean"], rows[n][column]["deviation"] or 0.0) for n in names]
         for family, names in recipe.families.items()
     }
-    if not families or any(None in point for points in families.values() for point in points):
+    found = [value for points in families.values() for x, y, _ in points for value in (x, y)]
+    if not found or any(value is None or not 0 < value < math.inf for value in found):
+        return None
+    if any(len({x for x, _, _ in points}) < 2 for points in families.values()):
         return None
     return scaling(families, "parameters (M)", column.lower())

@@ -183,16 +183,44 @@ def reproduce(
         )
     place = folder / recipe.name / scale
     place.mkdir(parents=True, exist_ok=True)
+    asked = {stage.name: _asked(recipe, scale, stage, settings) for stage in chosen.stages}
+    for name, found in stages.items():
+        found["asked"] = asked[name]
     if (only or parts) and (place / "result.json").exists():
-        before = json.loads((place / "result.json").read_text(encoding="utf-8"))
-        if before["seeds"] == count and before["changed"] == dict(settings or {}):
-            complete(values, stages, before, chosen)
+        before = read_result(place / "result.json")
+        if (before["scale"], before["seeds"], before["changed"]) == (scale, count, dict(settings or {})):
+            complete(values, stages, before, chosen, asked)
+        else:
+            was = f"scale {before['scale']}, {before['seeds']} seeds, --set {json.dumps(before['changed'])}"
+            logger.warning("the earlier result in %s is replaced, not completed: it was made with %s", place, was)
     made = make_result(recipe, scale, count, values, stages, time.time() - started, settings)
     (place / "result.json").write_text(json.dumps(made, indent=1, ensure_ascii=False), encoding="utf-8")
     drawn = scaling_figure(recipe, made)
     if drawn is not None:
         (place / "scaling.svg").write_text(drawn.svg(), encoding="utf-8")
+    else:
+        (place / "scaling.svg").unlink(missing_ok=True)
     return made
+
+
+def _asked(recipe: Recipe, scale: str, stage: Stage, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a stage's numbers depend on besides the seeds: its settings, how it is judged, and the model of each row."""
+    chosen = recipe.scale(scale)
+    of_stage = {"settings": merge(stage.settings, settings or {}), "match": chosen.match, "body": stage.body or chosen.body}
+    if stage.profile:  # models may be counted here and timed there
+        of_stage = {"settings": {k: v for k, v in stage.settings.items() if k not in ("steps", "rounds")}}
+    judged = {"split": stage.split, "examples": stage.examples, "beams": stage.beams}
+    models = {entry.name: entry.model for entry in contenders_of(recipe, scale, stage, (), settings)}
+    return json.loads(json.dumps({"stage": {**of_stage, **judged}, "models": models}))
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result that was written before."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {name: found[name] for name in ("scale", "seeds", "changed", "stages", "rows")} | found
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no result of `tokenmix reproduce` ({error}); move it away") from None
 
 
 def _but_sizes(settings: Mapping[str, Any] | None, scale: Scale) -> dict[str, Any]:

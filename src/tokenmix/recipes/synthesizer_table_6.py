@@ -6,7 +6,8 @@ Time: about 11 minutes on one H200, one run after another (an estimate); `--jobs
 the published +V rows have self-attention 8 × 128 wide against the baseline's 12 × 64 (cross-attention stays 12 × 64);
 here the perplexities are those of small models of one width, and cost is counted and timed at the paper's own sizes
 (`synthesizer-*-base-matched` are the presets of equal width). Speeds are those of a TPU in the paper. After 2,000 steps
-(16 million tokens) D and R have the lowest perplexities, which at the paper's budget the mixtures with dot products have.
+(16 million tokens) D has the lowest perplexity, R, R+V and lightweight convolution follow close together; at the paper's budget
+the mixtures with dot products are first.
 """
 
 from tokenmix.recipes.common import TINY_NOTE, TINY_SIZES, WIKIPEDIA, bench_text, profiled, tiny_text

@@ -84,6 +84,10 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         if self.decay > 1:
             raise ValueError(f"schedule.decay is a share of the run, at most 1; got {self.decay!r}")
+        if self.decay > 0 and self.name != "constant":
+            raise ValueError(
+                f"schedule.decay belongs to schedule.name=constant, a {self.name} rate falls by itself; leave out one"
+            )
 
 
 @dataclass

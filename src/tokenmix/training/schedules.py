@@ -1,6 +1,7 @@
 """Learning rates of the papers as one pure function of the step.
 
-    constant       lr · min(1, (1 − t / T) / d)      d: the share of the T steps at the end in which it falls to 0, if any
+    constant       lr · min(1, (1 − (t − 1) / T) / d)
+                                                     d: the share of the T steps, at their end, in which it falls to 0
     linear         lr · (1 − p)                      p: the share of the steps after warm-up that is done
     cosine         lr · (1 + cos πp) / 2
     inverse_sqrt   lr / √max(t, w)                   t: step from 1, w: warm-up; T5's is lr = 1, w = 10⁴, ramp = False

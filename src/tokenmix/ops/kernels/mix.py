@@ -209,7 +209,7 @@ def _config(BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = F
 
 
 HALF_PRECISION = [
-    _config(128, 128, 64, 4, 8, tma=True, bulk=True, gluon=True),
+    _config(128, 128, 64, 4, 8, tma=True, bulk=True, gluon=True),  # 8 blocks of x at a time
     _config(128, 256, 64, 8, 3, tma=True, flatten=True, per_sm=1, sub=2),
     _config(128, 128, 64, 4, 3, tma=True, sub=2, bulk=True),
     _config(128, 128, 64, 4, 3, tma=True, flatten=True, per_sm=2, sub=2),
@@ -240,7 +240,8 @@ def prepare(w: Tensor, dtype: torch.dtype, *, transpose: bool = False) -> Tensor
 def tma_ready(t: Tensor) -> bool:
     """Can the bulk copy engine read t [batch, length, channels]?"""
     size = t.element_size()
-    apart = t.stride(0) >= t.shape[1] * t.stride(1) or t.shape[0] == 1  # not one example spread over the batch
+    apart = t.stride(0) >= t.shape[1] * t.stride(1) or t.shape[0] == 1  # not one example spread over the batch,
+    apart = apart and (t.stride(1) >= t.shape[2] or t.shape[1] == 1)  # nor one row over an example
     aligned = all(step * size % 16 == 0 for step in t.stride()[:2]) and t.data_ptr() % 16 == 0
     return has_tma() and apart and aligned and t.stride(2) == 1
 
@@ -281,7 +282,8 @@ def mix(
         if block.pop("gluon"):
             from tokenmix.ops.kernels.mix_hopper import launch_mix_hopper
 
-            launch_mix_hopper(w, x, y, extra_, own_, other_, bias, mode=mode, alpha=alpha_value, save=extra is not None)
+            keep = extra is not None and mode in ("compose", "gate", "gate_grad")
+            launch_mix_hopper(w, x, y, extra_, own_, other_, bias, mode=mode, alpha=alpha_value, save=keep)
             return
         per_sm, tma, bulk = block.pop("per_sm"), block["TMA"], block["EPILOGUE_TMA"]
         bd = min(block["BN"], max(16, triton.next_power_of_2(width)))

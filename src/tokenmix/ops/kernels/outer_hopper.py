@@ -22,6 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tokenmix.ops.kernels.mix_hopper import describe_rows
 
 ROWS = gl.constexpr(64)  # of ds in one group of warps
+if not hasattr(gl, "barrier"):
+    gl.barrier = gl.thread_barrier  # its name up to Triton 3.6
 
 
 @gluon.jit
@@ -82,7 +84,7 @@ def _sum(g_s, own_s, x_s, ds_s, full, empty, ds, dw, first, count, chunks, queri
             mine = step % (keys // BN) == j0 // BN  # every ds is written by one of the column tiles
             if mine:
                 tma.store_wait(pendings=0)
-                gl.thread_barrier()
+                gl.barrier()
                 ds_s.store(a)
                 fence_async_shared()
                 tma.async_copy_shared_to_global(ds, [step // chunks * queries + i0, step % chunks * BK], ds_s)

@@ -42,7 +42,7 @@ def fused_persist(
         else:
             value = float(epilogue.alpha)
     elif isinstance(epilogue, Gate):
-        mode, bias = "gate", epilogue.bias
+        mode, bias = "gate", None if epilogue.bias is None else epilogue.bias.contiguous()
         u = epilogue.u.to(x.dtype).expand(x.shape[0], w.shape[1], x.shape[2])
         addend = None if epilogue.addend is None else epilogue.addend.expand_as(u)
     tensors = (w, x, row, u, bias, addend, alpha)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -39,7 +40,8 @@ def choose(name: str, key: Sequence[Any], configs: Sequence[Config], launch: Cal
         return known
     if os.environ.get("TOKENMIX_AUTOTUNE", "1") == "0" or torch.cuda.is_current_stream_capturing():
         return configs[0]
-    tag = f"{name} {_machine()} {' '.join(map(str, key))} of {len(configs)}"
+    listed = zlib.crc32(repr(configs).encode())  # other candidates are another choice
+    tag = f"{name} {_machine()} {' '.join(map(str, key))} of {listed:08x}"
     stored = _read().get(tag)
     best = configs[stored if stored is not None else _measure(tag, configs, launch)]
     _chosen[(name, *key)] = best

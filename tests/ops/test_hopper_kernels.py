@@ -1,0 +1,62 @@
+"""The kernels for Hopper GPUs compile, here and without such a GPU, with the Triton that is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton.experimental.gluon")
+import triton
+import triton.experimental.gluon.language as gl
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from tokenmix.ops.kernels import INTERPRETING
+
+pytestmark = pytest.mark.skipif(INTERPRETING, reason="Gluon has no interpreter")
+HOPPER = GPUTarget("cuda", 90, 32)
+SHARED = 232_448  # bytes of shared memory that a program may use
+
+
+def block(rows: int, columns: int) -> str:
+    """The type of a descriptor for blocks of a bfloat16 matrix."""
+    return f"tensordesc<bf16[{rows}, {columns}],{gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)!r}>"
+
+
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> Any:
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = GluonASTSource(fn=kernel, signature=signature, constexprs=values)
+    return triton.compile(source, target=HOPPER, options={"num_warps": 4})
+
+
+@pytest.mark.parametrize("mode", ["plain", "compose", "compose_grad", "gate", "gate_grad"])
+def test_mixing_compiles_for_hopper(mode: str) -> None:
+    from tokenmix.ops.kernels.mix_hopper import _mix_hopper
+
+    integers = dict.fromkeys(("tiles", "chunks", "queries", "keys"), "i32")
+    blocks = {"x": block(64, 128), **dict.fromkeys(("y", "extra", "own", "other"), block(64, 64))}
+    constants = {"MODE": mode, "HAS_BIAS": mode == "gate", "SAVE": mode in ("compose", "gate", "gate_grad")}
+    made = compiled(
+        _mix_hopper,
+        {"w": "*bf16", **blocks, "bias": "*fp32", **integers, "alpha": "fp32"},
+        {**constants, "BLOCKS": 8, "BN": 128, "num_warps": 4},
+    )
+    assert "wgmma" in made.asm["ptx"]
+    assert made.metadata.shared <= SHARED
+
+
+@pytest.mark.parametrize("mode", ["plain", "compose", "gate"])
+def test_its_gradient_compiles_for_hopper(mode: str) -> None:
+    from tokenmix.ops.kernels.outer_hopper import _outer_hopper
+
+    integers = dict.fromkeys(("batch", "queries", "keys", "width", "splits"), "i32")
+    blocks = {"x": block(256, 64), **dict.fromkeys(("g", "own", "ds"), block(64, 64))}
+    made = compiled(
+        _outer_hopper,
+        {**blocks, "dw": "*fp32", **integers, "alpha": "fp32"},
+        {"MODE": mode, "SAME": mode == "compose", "BN": 256, "BK": 64, "SLOTS": 3, "num_warps": 4},
+    )
+    assert "wgmma" in made.asm["ptx"]
+    assert made.metadata.shared <= SHARED
