@@ -27,7 +27,8 @@ RECIPE = Recipe(
             seeds=3,
             sizes={**SIZES, "d_model": 128, "d_ff": 512, "layers": 2},
             body="encoder",
-            note=f"{WIKIPEDIA}; length 128, 33 million tokens; 1, 2, 4 and 8 layers of width 128, gMLPs 3 times as many of 88; {GLUE_NOTE}",
+            note=f"{WIKIPEDIA}; length 128, 33 million tokens; 1, 2, 4 and 8 layers of width 128, gMLPs 3 times as many of 88; "
+            f"{GLUE_NOTE}",
         ),
         "paper": Scale(PAPER),
     },

@@ -104,7 +104,9 @@ def complete(
             rows = [_with_runs(row, earlier.pop(row["name"], row), new["metric"]) for row in new["models"]]
             new["models"] = [*rows, *earlier.values()]
     if left:
-        logger.warning("of the earlier result, made with other settings, is left out: %s", ", ".join(dict.fromkeys(left)))
+        logger.warning(
+            "of the earlier result, made with other settings, is left out: %s", ", ".join(dict.fromkeys(left))
+        )
 
 
 def _alike(old: Mapping[str, Any], new: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> bool:

@@ -206,7 +206,11 @@ def reproduce(
 def _asked(recipe: Recipe, scale: str, stage: Stage, settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """What a stage's numbers depend on besides the seeds: its settings, how it is judged, and the model of each row."""
     chosen = recipe.scale(scale)
-    of_stage = {"settings": merge(stage.settings, settings or {}), "match": chosen.match, "body": stage.body or chosen.body}
+    of_stage = {
+        "settings": merge(stage.settings, settings or {}),
+        "match": chosen.match,
+        "body": stage.body or chosen.body,
+    }
     if stage.profile:  # models may be counted here and timed there
         of_stage = {"settings": {k: v for k, v in stage.settings.items() if k not in ("steps", "rounds")}}
     judged = {"split": stage.split, "examples": stage.examples, "beams": stage.beams}

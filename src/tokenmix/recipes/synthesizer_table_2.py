@@ -3,9 +3,9 @@
     tokenmix reproduce synthesizer-table-2 --scale bench
 
 Time: about 29 minutes on one H200, one run after another (an estimate); `--jobs 4` runs four side by side. Expect:
-(`recipes/results/synthesizer-table-2.json`) on Multi30k the five that were run lie within two points, R+V and R+D first, then the
-Transformer, then R, then Fix; in language modeling the three with dot products have perplexities of 78 and 79, all others,
-Fix among them, of 98 to 102. FD has no kernel of its own and takes about four times as long as the others.
+(`recipes/results/synthesizer-table-2.json`) on Multi30k the five that were run lie within two points, R+V and R+D first,
+then the Transformer, then R, then Fix; in language modeling the three with dot products have perplexities of 78 and 79, all
+others, Fix among them, of 98 to 102. FD has no kernel of its own and takes about four times as long as the others.
 The printed parameters of the language models follow from no reading of the text (see `tokenmix models`).
 """
 
