@@ -80,27 +80,26 @@ def complete(
     kept: dict[str, Any] = {}
     for stage in scale.stages:
         old = before["stages"].get(stage.name)
-        if old is None or (stage.after and stage.after in before["stages"] and stage.after not in kept):
-            continue
-        if _alike(old, stages.get(stage.name), asked[stage.name]):
+        goes_on = stage.after is None or stage.after in kept or stage.after not in before["stages"]
+        if old is not None and goes_on and _alike(old, stages.get(stage.name), asked[stage.name]):
             kept[stage.name] = old
     left = sorted(before["stages"].keys() - kept.keys())
     columns = {column: stage.name for stage in scale.stages if stage.name in kept for column in stage.columns}
     for row, cells in values_of(before).items():
         for column in columns.keys() & cells.keys():
             name = columns[column]
-            if _model(kept[name], row) not in (None, asked[name]["models"].get(row)):
+            if _same_model(kept[name], asked[name], row):
+                mine = values.setdefault(row, {})
+                mine[column] = _filled(mine.get(column), cells[column])
+            else:
                 left.append(f"{row} in {name}")
-                continue
-            mine = values.setdefault(row, {})
-            mine[column] = _filled(mine.get(column), cells[column])
     for name, old in kept.items():
         new = stages.setdefault(name, old)
-        mine_now = {row: model for row, model in asked[name]["models"].items() if _model(old, row) in (None, model)}
         if isinstance(new["models"], dict):
-            new["models"] = {**{r: found for r, found in old["models"].items() if r in mine_now}, **new["models"]}
+            same = {row: found for row, found in old["models"].items() if _same_model(old, asked[name], row)}
+            new["models"] = {**same, **new["models"]}
         elif new is not old:
-            earlier = {row["name"]: row for row in old["models"] if row["name"] in mine_now}
+            earlier = {row["name"]: row for row in old["models"] if _same_model(old, asked[name], row["name"])}
             rows = [_with_runs(row, earlier.pop(row["name"], row), new["metric"]) for row in new["models"]]
             new["models"] = [*rows, *earlier.values()]
     if left:
@@ -116,9 +115,9 @@ def _alike(old: Mapping[str, Any], new: Mapping[str, Any] | None, asked: Mapping
     return new is None or old.get("settings") == new.get("settings")
 
 
-def _model(stage: Mapping[str, Any], row: str) -> Any:
-    """The model that a stage had in a row; None where it does not tell."""
-    return stage.get("asked", {}).get("models", {}).get(row)
+def _same_model(old: Mapping[str, Any], asked: Mapping[str, Any], row: str) -> bool:
+    """Whether a row of an earlier stage has the model that it has now; results of earlier versions do not tell."""
+    return "asked" not in old or old["asked"]["models"].get(row) == asked["models"].get(row)
 
 
 def _filled(new: Sequence[float | None] | None, old: Sequence[float | None]) -> list[float | None]:
@@ -130,9 +129,8 @@ def _filled(new: Sequence[float | None] | None, old: Sequence[float | None]) -> 
 
 def _with_runs(row: Mapping[str, Any], earlier: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """A row with the earlier runs of the seeds that it lacks."""
-    older = {run["seed"]: run for run in earlier["runs"]}
-    done_before = {seed: run for seed, run in older.items() if run["status"] == "done"}
-    runs = [run if run["status"] == "done" else done_before.get(run["seed"], run) for run in row["runs"]]
+    older = {run["seed"]: run for run in earlier["runs"] if run["status"] == "done"}
+    runs = [run if run["status"] == "done" else older.get(run["seed"], run) for run in row["runs"]]
     if runs == row["runs"]:
         return dict(row)
     if all(run["status"] != "done" for run in row["runs"]):
