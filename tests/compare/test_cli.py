@@ -136,3 +136,16 @@ def test_reproduce_lists_plans_runs_and_writes_the_ledger(tmp_path: Path) -> Non
     call("reproduce", "--ledger", str(page), "--results", str(tmp_path / "results"))
     assert "gMLP, Table 1" in page.read_text()
     assert "not run yet" in page.read_text()
+
+
+def test_a_result_is_never_saved_over_one_of_another_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "remixer-table-1.json"
+    kept.write_text(json.dumps({"scale": "bench", "seeds": 1, "changed": {}, "stages": {}, "rows": []}))
+    asked = ("reproduce", "remixer-table-1", "--scale", "tiny", "--out", str(tmp_path / "runs"), "--save")
+    assert "is a result at scale bench, not tiny" in mistake(monkeypatch, capsys, *asked, str(tmp_path))
+    assert "--save takes a folder" in mistake(monkeypatch, capsys, *asked, str(kept))
+    assert json.loads(kept.read_text())["scale"] == "bench"
+    kept.write_text("[1]")
+    assert "is no result of `tokenmix reproduce`" in mistake(monkeypatch, capsys, *asked, str(tmp_path))

@@ -102,6 +102,18 @@ def test_persist_takes_any_strides_and_a_matrix_that_is_not_square() -> None:
 
 
 @needs_kernels
+def test_a_gate_takes_a_bias_of_any_strides() -> None:
+    inputs = {"w": torch.randn(16, 16, device=DEVICE), "x": torch.randn(2, 16, 24, device=DEVICE)}
+    inputs |= {"u": torch.randn(2, 16, 24, device=DEVICE), "bias": torch.randn(16, 3, device=DEVICE)}
+    for column in (lambda bias: bias[:, 1], lambda bias: bias[0, :1].expand(16)):
+        assert not disagreements(
+            lambda w, x, u, bias, column=column: persist(w, x, epilogue=Gate(u, column(bias))),
+            lambda w, x, u, bias, column=column: reference.persist(w, x, epilogue=Gate(u, column(bias))),
+            inputs,
+        )
+
+
+@needs_kernels
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["plain", "number", "gate", "tiny"])
 @pytest.mark.parametrize("heads", [1, 4])

@@ -77,7 +77,7 @@ def reproduce(
         if plan:
             _plan(chosen, scale, seeds, only or [], part or [], changed, console, as_json)
         else:
-            from tokenmix.recipes.run import read_result
+            from tokenmix.recipes.result import read_result
             from tokenmix.recipes.run import reproduce as run
 
             path = out / chosen.name / scale / "result.json"

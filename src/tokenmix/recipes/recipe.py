@@ -110,9 +110,8 @@ class Recipe:
     claims: tuple[Claim, ...]
     baseline: str  #: the row that others are measured against
     lower: tuple[str, ...] = ()  #: columns in which less is better
-    families: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  #: rows of growing size: their perplexity is drawn
+    #: rows of growing size, by family: perplexity over parameters is drawn
+    families: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     doc: str = ""
 
     def row(self, name: str) -> Row:

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def profiled_numbers(found: Mapping[str, Any]) -> dict[str, list[float]]:
+    """What a profile counted, and the steps a second of each round."""
     return {
         "parameters": [found["parameters"]["total"]],
         "flops_forward": [found["flops_forward"]["total"]],
@@ -52,6 +53,7 @@ def fill(
     recipe: Recipe,
     found: Mapping[str, Mapping[str, Sequence[float | None]]],
 ) -> None:
+    """Put what a stage found of each row into the columns that the stage fills; "parameters/1e6" is in millions."""
     for column, source in stage.columns.items():
         if column not in recipe.columns:
             continue
@@ -181,6 +183,7 @@ def make_result(
     seconds: float,
     settings: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
+    """The whole result: the paper's table with ours beside it, the claims, and what each stage was."""
     rows = []
     for row in recipe.rows:
         mine = values.get(row.name, {})
@@ -247,6 +250,15 @@ def judge_claims(
             }
         )
     return found
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result that was written before."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {name: found[name] for name in ("scale", "seeds", "changed", "stages", "rows")} | found
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no result of `tokenmix reproduce` ({error}); move it away") from None
 
 
 def values_of(result: Mapping[str, Any]) -> dict[str, dict[str, list[float | None]]]:

@@ -30,6 +30,7 @@ from tokenmix.recipes.result import (
     make_result,
     measured_numbers,
     profiled_numbers,
+    read_result,
     scaling_figure,
     shortened,
 )
@@ -216,15 +217,6 @@ def _asked(recipe: Recipe, scale: str, stage: Stage, settings: Mapping[str, Any]
     judged = {"split": stage.split, "examples": stage.examples, "beams": stage.beams}
     models = {entry.name: entry.model for entry in contenders_of(recipe, scale, stage, (), settings)}
     return json.loads(json.dumps({"stage": {**of_stage, **judged}, "models": models}))
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """A result that was written before."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {name: found[name] for name in ("scale", "seeds", "changed", "stages", "rows")} | found
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no result of `tokenmix reproduce` ({error}); move it away") from None
 
 
 def _but_sizes(settings: Mapping[str, Any] | None, scale: Scale) -> dict[str, Any]:
