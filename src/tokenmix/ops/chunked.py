@@ -1,7 +1,7 @@
-"""Attention in small blocks of examples and queries, each computed again on the way back instead of stored.
+"""Attention in blocks of examples and queries, each computed again on the way back instead of stored.
 
-This is the path for what fused attention cannot do on a CPU: a bias that needs a gradient, tiled logits, dropout. It is a
-custom operator, so that compiled graphs take it whole.
+This is the path for what fused attention cannot do on a CPU: a bias that needs a gradient, tiled logits, dropout; and for
+tiled logits on a GPU. It is a custom operator, so that compiled graphs take it whole.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tokenmix.ops.dropout import kept, new_seed
 
 MASKED = -30000.0  # finite, so that a row that sees nothing stays finite; exp(−30000) is 0 in every precision
 BLOCK = 1 << 19  # logits held at once: 2 MiB in float32, about a core's cache
+BLOCK_GPU = 1 << 26  # 256 MiB: a block has to keep the whole GPU busy
 
 
 def rows(*given: Any, factor: Tensor | None = None) -> Tensor:
@@ -98,9 +99,9 @@ def _blocks(given: list[Tensor | None]) -> Iterator[tuple[slice, slice]]:
     assert v is not None
     batch, heads, keys, _ = v.shape
     queries = next(t for i in (0, 5, 3) if (t := given[i]) is not None).shape[-2]
-    per_row = max(1, heads * keys)
-    height = max(1, min(queries, max(64, BLOCK // per_row)))
-    width = max(1, min(batch, BLOCK // max(1, per_row * height)))
+    per_row, block = max(1, heads * keys), BLOCK_GPU if v.is_cuda else BLOCK
+    height = max(1, min(queries, max(64, block // per_row)))
+    width = max(1, min(batch, block // max(1, per_row * height)))
     for e in range(0, batch, width):
         for r in range(0, queries, height):
             yield slice(e, min(e + width, batch)), slice(r, min(r + height, queries))
