@@ -38,6 +38,7 @@ from tokenmix.training.features import HEADS
 RECIPES = load_recipes()
 WANTED = {
     **{f"remixer-table-{n}": None for n in range(1, 6)},
+    "remixer-figure-2": None,
     **{f"gmlp-table-{n}": None for n in (1, 2, 3, 4, 5, 6, 10)},
     **{f"gmlp-figure-{n}": None for n in (2, 5, 7, 8)},
     **{f"synthesizer-table-{n}": None for n in range(2, 10)},

@@ -229,21 +229,24 @@ def judge(config: RunConfig, folder: Path, judging: Judging, validation: dict[st
             if "/" in key:
                 tasks.setdefault(key.split("/")[0], value)
         return {"metrics": validation, "categories": tasks, "scores": None}
-    if name.startswith("shards:") or set(validation) & {"perplexity", "word_perplexity"}:
-        return _split_categories({**validation, **_of_weights(folder)}) | {"scores": None}
     import torch
 
     from tokenmix.data.task import get_task
     from tokenmix.data.tokenizers import load_tokenizer
     from tokenmix.evaluation.predictions import BATCH, predict
+    from tokenmix.evaluation.weights import read_weights, weight_metrics
     from tokenmix.models import TokenmixConfig
     from tokenmix.models.create import HEADS as MODELS
     from tokenmix.training.features import HEADS, choose_form, features_for
 
-    task = get_task(name)
     model_config = TokenmixConfig.from_pretrained(folder)
-    form = choose_form(task, model_config.body, config.data.form)
+    text = name.startswith("shards:") or bool(set(validation) & {"perplexity", "word_perplexity"})
+    form = "document" if text else choose_form(get_task(name), model_config.body, config.data.form)
     model: Any = MODELS[HEADS[model_config.body, form]].from_pretrained(folder)
+    of_weights = weight_metrics(model, read_weights(config.model.weights) if config.model.weights else None)
+    if text:
+        return _split_categories({**validation, **of_weights}) | {"scores": None}
+    task = get_task(name)
     on_gpu = config.device.device != "cpu" and torch.cuda.is_available()
     model.to("cuda" if on_gpu else "cpu")
     precision = config.device.precision if config.device.precision != "auto" else "bf16" if on_gpu else "fp32"
@@ -263,24 +266,7 @@ def judge(config: RunConfig, folder: Path, judging: Judging, validation: dict[st
     scores = None
     if metric in PER_EXAMPLE:
         scores = [round(task.evaluate([p], [e])[metric], 4) for p, e in zip(predictions, examples)]
-    return _split_categories(metrics) | {"scores": scores}
-
-
-def _of_weights(folder: Path) -> dict[str, float]:
-    """`toeplitz`: how much of a gMLP's free spatial matrices lies along their diagonals (gMLP, Appendix C), in percent."""
-    from tokenmix.mixers.gating import GmlpBlock
-    from tokenmix.models import TokenmixConfig
-    from tokenmix.models.create import HEADS as MODELS
-    from tokenmix.ops.toeplitz import toeplitz_share
-    from tokenmix.training.features import HEADS
-
-    config = TokenmixConfig.from_pretrained(folder)
-    if "gmlp" not in config.layer or config.body == "vision":
-        return {}
-    model: Any = MODELS[HEADS[config.body, "document"]].from_pretrained(folder)
-    blocks = [block for block in model.modules() if isinstance(block, GmlpBlock) and not block.spec.toeplitz]
-    shares = [toeplitz_share(block.weight.float()) for block in blocks]
-    return {"toeplitz": 100 * sum(shares) / len(shares)} if shares else {}
+    return _split_categories({**metrics, **of_weights}) | {"scores": scores}
 
 
 def _split_categories(metrics: dict[str, float]) -> dict[str, Any]:

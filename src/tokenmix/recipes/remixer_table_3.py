@@ -22,6 +22,15 @@ def _paper(name: str, task: str, columns: dict[str, str], split: str | None = No
     return Stage(name, {"preset": "remixer-nli", "data": {"task": task}}, columns, after="pretrain", split=split)
 
 
+def _finetuned(name: str, task: str, column: str, steps: int) -> Stage:
+    return bench_finetune(name, task, {column: "accuracy"}, steps, after="pretrain", lr=5e-4, batch=64, max_input=128)
+
+
+BENCH_SIZES = {"d_model": 256, "d_ff": 512, "heads": 4, "layers": 4, "max_length": 256}
+PRETRAINING = bench_text("pretrain", {}, 8000, length=256, batch=64, lr=1e-3, objective="span_corruption")
+SNLI = _finetuned("snli", "snli", "MNLI m", 4000)
+CONJNLI = _finetuned("conjnli", "conjnli", "ConjNLI", 2000)
+
 RECIPE = Recipe(
     name="remixer-table-3",
     place="Remixer, Table 3",
@@ -64,33 +73,13 @@ RECIPE = Recipe(
         ),
         "bench": Scale(
             (
-                bench_text("pretrain", {}, 8000, length=256, batch=64, lr=1e-3, objective="span_corruption"),
-                bench_finetune(
-                    "snli", "snli", {"MNLI m": "accuracy"}, 4000, after="pretrain", lr=5e-4, batch=64, max_input=128
-                ),
-                bench_finetune(
-                    "conjnli",
-                    "conjnli",
-                    {"ConjNLI": "accuracy"},
-                    2000,
-                    after="pretrain",
-                    lr=5e-4,
-                    batch=64,
-                    max_input=128,
-                ),
-                bench_finetune(
-                    "abductive",
-                    "anli_abductive",
-                    {"AbNLI": "accuracy"},
-                    2000,
-                    after="pretrain",
-                    lr=5e-4,
-                    batch=64,
-                    max_input=128,
-                ),
+                PRETRAINING,
+                SNLI,
+                CONJNLI,
+                _finetuned("abductive", "anli_abductive", "AbNLI", 2000),
             ),
             seeds=3,
-            sizes={"d_model": 256, "d_ff": 512, "heads": 4, "layers": 4, "max_length": 256},
+            sizes=BENCH_SIZES,
             body="seq2seq",
             note=f"{WIKIPEDIA}; SNLI (13% of its training set) in the column MNLI m; abductive NLI is a subset",
         ),

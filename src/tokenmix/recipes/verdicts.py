@@ -122,6 +122,18 @@ def above(row: str, column: str, least: float) -> Check:
     return check
 
 
+def below(row: str, column: str, most: float) -> Check:
+    """The column's value of ``row`` is below ``most``."""
+
+    def check(numbers: Numbers) -> Verdict:
+        if missing := _missing(numbers, (row,), column):
+            return missing
+        under = [most - value for value in numbers.get(row, column)]
+        return _decide(under, 0.0, _shown(numbers, (row,), column), numbers, column)
+
+    return check
+
+
 def near(row: str, column: str, value: float, share: float = 0.01) -> Check:
     """A counted quantity meets the printed one within ``share``."""
 
