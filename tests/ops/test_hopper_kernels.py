@@ -10,6 +10,7 @@ pytest.importorskip("triton.experimental.gluon")
 import triton
 import triton.experimental.gluon.language as gl
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tokenmix.ops.kernels import INTERPRETING
@@ -59,4 +60,22 @@ def test_its_gradient_compiles_for_hopper(mode: str) -> None:
         {"MODE": mode, "SAME": mode == "compose", "BN": 256, "BK": 64, "SLOTS": 3, "num_warps": 4},
     )
     assert "wgmma" in made.asm["ptx"]
+    assert made.metadata.shared <= SHARED
+
+
+@pytest.mark.parametrize("block", [16, 32])
+@pytest.mark.parametrize("name", ["_forward", "_backward", "_backward_x"])
+def test_the_windowed_network_compiles_for_hopper(name: str, block: int) -> None:
+    from tokenmix.ops.kernels import window
+
+    kernel = getattr(window, name)
+    config = dict(window.FORWARD[0] if name == "_forward" else window.BACKWARD[0])
+    constants = {"NARROW": True, "PRECISION": "tf32", "T": block, "H": 256 // block, "DX": True, "BC": config.pop("BC")}
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    pointers = dict.fromkeys(("x", "y", "dx", "dy"), "*bf16") | dict.fromkeys(
+        ("w", "b", "a", "dw", "db", "da"), "*fp32"
+    )
+    types = {key: "constexpr" if key in constants else pointers.get(key, "i32") for key in kernel.arg_names}
+    values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
+    made = triton.compile(ASTSource(fn=kernel, signature=types, constexprs=values), target=HOPPER, options=config)
     assert made.metadata.shared <= SHARED

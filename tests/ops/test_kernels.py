@@ -1,7 +1,7 @@
 """Every kernel against the float64 reference, output and every gradient: interpreted on a CPU, compiled on a GPU.
 
-Triton decides at import whether it interprets, so on a CPU one test runs this file, and that of attention, again in a
-process of its own.
+Triton decides at import whether it interprets, so on a CPU one test runs this file, and those of attention and of the
+windowed network, again in a process of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from tokenmix.ops.kernels import INSTALLED, usable
 @pytest.mark.skipif(not INSTALLED, reason="needs triton (extra: kernels)")
 @pytest.mark.skipif(RUNS, reason="the kernels run in this process")
 def test_in_the_interpreter() -> None:
-    files = [__file__, str(Path(__file__).with_name("test_attention_kernels.py"))]
+    others = ("test_attention_kernels.py", "test_window.py")
+    files = [__file__, *(str(Path(__file__).with_name(name)) for name in others)]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
     root = Path(__file__).parents[2]
     run = subprocess.run(

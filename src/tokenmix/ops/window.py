@@ -2,8 +2,9 @@
 
     y_t = Σ_h a_h · gelu(Σ_{s<w} W[h, s] · x_{t−s} + b_h)
 
-There are `hidden` times as many of them as of x. They are made some rows at a time, forward and again backward, behind
-one operator: a compiler that sees the loop unrolls it, layer after layer.
+There are `hidden` times as many of them as of x. A kernel keeps them in registers where there is one; elsewhere they are
+made some rows at a time, forward and again backward, behind one operator: a compiler that sees the loop unrolls it, layer
+after layer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from tokenmix.ops.kernels import usable
+
 CHUNK = {"cpu": 1 << 22, "cuda": 1 << 28}  # hidden values held at once
+WIDEST = {torch.float32: 17, torch.float16: 33, torch.bfloat16: 33}  # windows whose blocks fit a kernel's registers
 
 
 def window_mlp(x: Tensor, w: Tensor, b: Tensor, a: Tensor) -> Tensor:
@@ -24,12 +28,27 @@ def window_mlp(x: Tensor, w: Tensor, b: Tensor, a: Tensor) -> Tensor:
     torch.Size([2, 10, 8])
     """
     length = x.shape[1] - w.shape[1] + 1
+    if _fits_kernel(x, w, length):
+        from tokenmix.ops.kernels.window import fused_window_mlp
+
+        return fused_window_mlp(x.to(_product_dtype(x)), w, b, a)
     if x.shape[0] * x.shape[2] <= _rows_at_once(x.device, length, w):
         # [batch, channels, length, window]: along the last dimension, since the compiler of torch 2.13 gets the gradient
         # of windows along another one wrong on a CPU
         windows = x.transpose(1, 2).unfold(-1, w.shape[1], 1)
         return (gelu(windows @ w.flip(-1).T + b) @ a).transpose(1, 2)
     return _forward(x, w, b, a)
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """What a product with x is computed in: autocast's dtype, else x's."""
+    autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    return torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
+
+
+def _fits_kernel(x: Tensor, w: Tensor, length: int) -> bool:
+    """Decoding steps would not fill a block; hidden units beyond 64 are computed in many groups."""
+    return usable(x) and length >= 16 and 1 <= w.shape[0] <= 64 and w.shape[1] <= WIDEST.get(_product_dtype(x), 0)
 
 
 def _rows_at_once(device: torch.device, length: int, w: Tensor) -> int:

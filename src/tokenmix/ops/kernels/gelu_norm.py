@@ -14,36 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokenmix.ops.kernels.gelu import cdf, slope
 from tokenmix.ops.kernels.tune import Config, choose, processors
-
-
-@triton.jit
-def _cdf(x, NARROW: tl.constexpr):
-    """Φ(x) of the normal distribution; gelu(x) = x Φ(x).
-
-    For 16-bit numbers Φ − ½ as an odd polynomial on |x| ≤ 4.2, off by at most 3e-5 (gelu by 7e-5), in half the
-    instructions of erf: they, not memory, are what this kernel waits for.
-    """
-    if NARROW:
-        x = tl.minimum(tl.maximum(x, -4.2), 4.2)
-        s = x * x
-        p = 5.1051042e-11 * s - 4.9239826e-09
-        p = p * s + 2.1098323e-07
-        p = p * s - 5.3472863e-06
-        p = p * s + 9.0345784e-05
-        p = p * s - 1.0890429e-03
-        p = p * s + 9.7480966e-03
-        p = p * s - 6.6231720e-02
-        p = p * s + 3.9883938e-01
-        return p * x + 0.5
-    else:
-        return 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
-
-
-@triton.jit
-def _slope(x, cdf):
-    """gelu'(x) = Φ(x) + x φ(x)."""
-    return cdf + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
 
 
 @triton.jit
@@ -57,9 +29,9 @@ def _forward(
     place = i.to(tl.int64)[:, None] * width + d[None, :]
     source = place + i.to(tl.int64)[:, None] * width  # rows of h are twice as long
     a = tl.load(h + source, mask=inside, other=0.0).to(tl.float32)
-    tl.store(z1 + place, (a * _cdf(a, NARROW)).to(z1.dtype.element_ty), mask=inside)
+    tl.store(z1 + place, (a * cdf(a, NARROW)).to(z1.dtype.element_ty), mask=inside)
     c = tl.load(h + source + width, mask=inside, other=0.0).to(tl.float32)
-    g = c * _cdf(c, NARROW)
+    g = c * cdf(c, NARROW)
     m = tl.sum(g, 1) / width
     g = tl.where(real, g - m[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(g * g, 1) / width + eps)
@@ -86,17 +58,17 @@ def _backward(
         place = i.to(tl.int64)[:, None] * width + d[None, :]
         source = place + i.to(tl.int64)[:, None] * width
         a = tl.load(h + source, mask=inside, other=0.0).to(tl.float32)
-        da = tl.load(dz1 + place, mask=inside, other=0.0).to(tl.float32) * _slope(a, _cdf(a, NARROW))
+        da = tl.load(dz1 + place, mask=inside, other=0.0).to(tl.float32) * slope(a, cdf(a, NARROW))
         tl.store(dh + source, da.to(dh.dtype.element_ty), mask=inside)
         c = tl.load(h + source + width, mask=inside, other=0.0).to(tl.float32)
         dy = tl.load(dz2 + place, mask=inside, other=0.0).to(tl.float32)
         m = tl.load(mean + i, mask=i < rows, other=0.0)[:, None]
         scale = tl.load(r + i, mask=i < rows, other=0.0)[:, None]
-        cdf = _cdf(c, NARROW)
-        x = tl.where(inside, (c * cdf - m) * scale, 0.0)
+        p = cdf(c, NARROW)
+        x = tl.where(inside, (c * p - m) * scale, 0.0)
         dx = dy * gain
         dg = scale * (dx - (tl.sum(dx, 1) / width)[:, None] - x * (tl.sum(dx * x, 1) / width)[:, None])
-        tl.store(dh + source + width, (dg * _slope(c, cdf)).to(dh.dtype.element_ty), mask=inside)
+        tl.store(dh + source + width, (dg * slope(c, p)).to(dh.dtype.element_ty), mask=inside)
         sum_w += tl.sum(dy * x, 0)
         sum_b += tl.sum(dy, 0)
     tl.store(dw + tl.program_id(0) * width + d, sum_w, mask=d < width)
