@@ -26,7 +26,7 @@ _EM = {"Gen. EM": "exact_match", "Params (M)": "parameters/1e6"}
 SCRATCH_COGS = {
     "data": {"task": "cogs", "batch_size": 128, "buckets": 1},  # sentences of all kinds in every batch
     "budget": {"steps": 12_000},
-    "optimizer": {"name": "adamw", "lr": 1e-4, "clip": 1.0},
+    "optimizer": {"name": "adamw", "lr": 2e-4, "weight_decay": 0.2, "clip": 1.0},
     "schedule": {"name": "constant", "warmup": 0, "decay": 0.3},
     "validation": {"every": 0, "split": "gen", "examples": 1050},  # once, at the end: nothing is chosen by it
     "checkpoints": {"every": 5_000, "keep_last": 1},

@@ -187,7 +187,7 @@ def reproduce(
     asked = {stage.name: _asked(recipe, scale, stage, settings) for stage in chosen.stages}
     for name, found in stages.items():
         found["asked"] = asked[name]
-    if (only or parts) and (place / "result.json").exists():
+    if (only or parts or collect) and (place / "result.json").exists():
         before = read_result(place / "result.json")
         if (before["scale"], before["seeds"], before["changed"]) == (scale, count, dict(settings or {})):
             complete(values, stages, before, chosen, asked)
