@@ -185,6 +185,8 @@ def test_mistakes_are_answered_with_what_to_do(tmp_path):
         train_tokenizer(TEXTS, kind="unigrm")
     with pytest.raises(ValueError, match="vocab_size=100 is too small for a unigram tokenizer; give 291"):
         train_tokenizer(TEXTS, vocab_size=100)
+    with pytest.raises(ValueError, match="vocab_size=400 is too small for a unigram tokenizer of these texts"):
+        train_tokenizer(["".join(map(chr, range(0x4E00, 0x4F00)))], vocab_size=400)
     with pytest.raises(ValueError, match="texts is one string"):
         train_tokenizer("text")
     (tmp_path / "bad.model").write_bytes(b"not a model at all")

@@ -119,7 +119,15 @@ def _train_unigram(
         initial_alphabet=[SPACE, *_BYTE_SPELLING],
         show_progress=progress,
     )
-    learner.train_from_iterator(texts, trainer)
+    try:
+        learner.train_from_iterator(texts, trainer)
+    except Exception as error:  # what the library raises has no type of its own
+        if "contain all chars" not in str(error):
+            raise
+        raise ValueError(
+            f"vocab_size={size} is too small for a unigram tokenizer of these texts: it has a token for each of their "
+            "characters; give more, or take kind bpe, which spells rare characters in bytes"
+        ) from None
     taken = {*special, *BYTES}
     pieces = [(piece, score) for piece, score in json.loads(learner.to_str())["model"]["vocab"] if piece not in taken]
     names = [f"<extra_id_{number}>" for number in reversed(range(sentinels))]
