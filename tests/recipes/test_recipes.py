@@ -26,7 +26,7 @@ from tokenmix.models import TokenmixConfig, create_model
 from tokenmix.models.create import plain
 from tokenmix.recipes import get_recipe, load_recipes
 from tokenmix.recipes.estimate import gpu_minutes, shape_of
-from tokenmix.recipes.ledger import ledger, rows
+from tokenmix.recipes.ledger import ledger, sections
 from tokenmix.recipes.recipe import SCALES, Recipe, Stage
 from tokenmix.recipes.result import scaling_figure
 from tokenmix.recipes.run import config_of, contenders_of, reproduce
@@ -338,13 +338,16 @@ def test_the_papers_sizes_are_only_counted_without_a_gpu(pool: Path) -> None:
 
 
 def test_ledger_has_a_row_for_every_claim_and_says_what_was_not_run(tmp_path: Path) -> None:
-    found = rows({})
-    assert len(found) == sum(len(recipe.claims) for recipe in RECIPES.values())
-    assert {row["verdict"] for row in found} == {"not run yet"}
-    assert all("GPU minutes" in row["why"] for row in found)
+    found = sections({})
+    assert [len(section["claims"]) for section in found] == [len(recipe.claims) for recipe in RECIPES.values()]
+    assert {claim["verdict"] for section in found for claim in section["claims"]} == {"not run yet"}
     page = ledger(tmp_path)
-    assert page.count("\n| ") == len(found) + 1
-    assert "`tokenmix reproduce remixer-table-4 --scale bench`" in page
+    for section, recipe in zip(found, RECIPES.values(), strict=True):
+        assert section["minutes"] == gpu_minutes(recipe, "bench")
+        for claim in recipe.claims:
+            assert f"\n| {claim.text} | {claim.printed} |  | **not run yet** |" in page
+    assert "\n    tokenmix reproduce remixer-table-4 --scale bench\n" in page
+    assert "What is missing takes about 11 GPU minutes." in page
 
 
 @pytest.mark.parametrize(
@@ -370,6 +373,21 @@ def test_time_in_a_recipe_is_its_estimate() -> None:
             assert abs(int(said[1]) - gpu_minutes(recipe, "bench")) <= 0.6, recipe.name
 
 
+def test_what_is_known_needs_no_more_gpu_minutes() -> None:
+    recipe = get_recipe("remixer-table-5")
+    rows = [row.name for row in recipe.rows if row.runs("bench")]
+    everything = {name: {"COGS Gen. EM": [80.0] * 3, "SNLI": [60.0] * 3} for name in rows}
+    assert gpu_minutes(recipe, "bench", known=everything) == 0
+    one_seed = {**everything, rows[0]: {"COGS Gen. EM": [80.0, None, 80.0], "SNLI": [60.0] * 3}}
+    one_row = {name: found for name, found in everything.items() if name != rows[0]}
+    assert 0 < gpu_minutes(recipe, "bench", known=one_seed) < gpu_minutes(recipe, "bench", known=one_row)
+    pretrained = get_recipe("gmlp-table-6")  # finetuning that is missing needs the weights again
+    rows = [row.name for row in pretrained.rows if row.runs("bench")]
+    columns = {stage.name: stage.columns for stage in pretrained.scale("bench").stages}
+    known = {name: dict.fromkeys(columns["mlm"], [4.0] * 3) for name in rows}
+    assert gpu_minutes(pretrained, "bench", known=known) == gpu_minutes(pretrained, "bench")
+
+
 def test_ledger_judges_committed_numbers(tmp_path: Path) -> None:
     recipe = get_recipe("remixer-table-4")
     values = {"Remixer Base": [80.1, 80.4, 80.2], "T5.1.1 Base": [77.0, 77.3, 77.2]}
@@ -378,15 +396,15 @@ def test_ledger_judges_committed_numbers(tmp_path: Path) -> None:
         "rows": [{"name": name, "columns": {"Gen. EM": {"values": v}}} for name, v in values.items()],
     }  # fmt: skip
     (tmp_path / "remixer-table-4.json").write_text(json.dumps(result))
-    mine = [row for row in rows({"remixer-table-4": result}) if row["from"] == recipe.place]
-    assert [row["verdict"] for row in mine] == ["holds", "not run yet", "not run yet"]
-    assert "3 seeds" in mine[0]["scale and its limits"]
-    assert "80.23 ± 0.15" in mine[0]["ours"]
-    assert "**holds** (1)" in ledger(tmp_path)
+    mine = next(found for found in sections({"remixer-table-4": result}) if found["place"] == recipe.place)
+    assert [claim["verdict"] for claim in mine["claims"]] == ["holds", "not run yet", "not run yet"]
+    assert "3 seeds" in mine["scale and its limits"]
+    assert "80.23 ± 0.15" in mine["claims"][0]["ours"]
+    assert "| **holds** | 1 | 0 | 0 | 1 |" in ledger(tmp_path)
     changed = result | {"changed": {"budget": {"steps": 100}, "model": {"options": {"norm": "rms"}}}}
-    again = next(row for row in rows({"remixer-table-4": changed}) if row["from"] == recipe.place)
-    assert "bench with other settings, those of the command, 3 seeds" in again["scale and its limits"]
-    assert again["again with"].endswith(" --set budget.steps=100 --set 'model.options.norm=\"rms\"'`")
+    again = next(found for found in sections({"remixer-table-4": changed}) if found["place"] == recipe.place)
+    assert "with the settings of the command" in again["scale and its limits"]
+    assert again["again with"].endswith(" --set budget.steps=100 --set 'model.options.norm=\"rms\"'")
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ValueError, match=r"bad.json is no result"):
         ledger(tmp_path)

@@ -7,15 +7,14 @@ recorded within a quarter, and are too low by two fifths for a Remixer's 4.9 ms 
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmix.models import TokenmixConfig
 from tokenmix.models.counting import Parts, forward_flops
-from tokenmix.recipes.recipe import Recipe, get_recipe
+from tokenmix.recipes.recipe import Recipe, Scale, Stage
 from tokenmix.recipes.run import config_of, contenders_of, stages_of
+from tokenmix.recipes.verdicts import Values, is_counted
 from tokenmix.training import RunConfig
 from tokenmix.training.config import merge
 
@@ -51,28 +50,37 @@ def gpu_minutes(
     only: Sequence[str] = (),
     parts: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    known: Values | None = None,
 ) -> float:
     """Minutes of one GPU for all runs, one after another; of the rows ``only`` and the baseline, of the stages ``parts``.
+
+    With numbers that are ``known`` (row → column → one per seed), of the runs that are missing.
 
     >>> 10 < gpu_minutes(get_recipe("gmlp-table-3"), "bench") < 200
     True
     """
-    return _gpu_minutes(recipe.name, scale, tuple(only), tuple(parts), json.dumps(settings or {}))
-
-
-@functools.cache
-def _gpu_minutes(name: str, scale: str, only: tuple[str, ...], parts: tuple[str, ...], settings: str) -> float:
-    recipe, changed = get_recipe(name), json.loads(settings)
     chosen = recipe.scale(scale)
     total = 0.0
     for stage in stages_of(recipe, scale, parts):
-        for entry in contenders_of(recipe, scale, stage, only, changed):
-            config = config_of(entry, stage.body or chosen.body)
+        for entry in contenders_of(recipe, scale, stage, only, settings):
+            left = _seeds_left(chosen, stage, (known or {}).get(entry.name, {}))
+            if left == 0:
+                continue
             if stage.profile:
                 total += 0.5 if stage.settings["steps"] else 0.0  # counting needs no GPU
                 continue
-            total += START + chosen.seeds * _minutes(merge(stage.settings, changed), config)
+            config = config_of(entry, stage.body or chosen.body)
+            total += START + left * _minutes(merge(stage.settings, settings or {}), config)
     return total
+
+
+def _seeds_left(scale: Scale, stage: Stage, known: Mapping[str, Sequence[float | None]]) -> int:
+    """How many seeds of a row a stage has yet to run, those included that a later stage goes on from."""
+    seeds = 1 if stage.profile else scale.seeds
+    measured = [column for column in stage.columns if not is_counted(column)]
+    done = [sum(value is not None for value in known.get(column, ())) for column in measured]
+    mine = max(0, seeds - min(done)) if done else 0
+    return max([mine, *(_seeds_left(scale, other, known) for other in scale.stages if other.after == stage.name)])
 
 
 def steps_of(run: RunConfig) -> int:

@@ -1,4 +1,4 @@
-"""The claims ledger: one row per claim of the papers, generated from the result files of the recipes.
+"""The claims ledger: a section per recipe, a row per claim of the papers, generated from the result files of the recipes.
 
     recipes/results/<recipe>.json   →   docs/claims.md
 
@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from tokenmix.recipes.recipe import Recipe, load_recipes
 from tokenmix.recipes.result import judge_claims, values_of
 from tokenmix.recipes.verdicts import FAILS, HOLDS, NOT_RUN, UNDECIDED
 
-HEADINGS = ("from", "claim", "the paper's numbers", "ours", "verdict", "why", "scale and its limits", "again with")
+HEADINGS = ("claim", "the paper's numbers", "ours", "verdict", "why")
 MEANINGS = {
     HOLDS: "the interval over at least two seeds lies wholly on the claim's side",
     FAILS: "it lies wholly on the other side",
     UNDECIDED: "the claim's threshold lies inside the noise",
-    NOT_RUN: "no result is committed; the GPU minutes are an estimate for one H200",
+    NOT_RUN: "numbers are missing; the GPU minutes are an estimate for one H200, one run after another",
 }
 
 
@@ -39,67 +40,74 @@ def read_results(folder: str | Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def rows(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-    """One row per claim, in the order of the papers; claims are judged anew from the numbers."""
-    made = []
-    for name, recipe in load_recipes().items():
-        result = results.get(name)
-        values = values_of(result) if result else {}
-        scale = str(result["scale"]) if result else "bench"
-        for claim in judge_claims(recipe, values, quick=scale == "tiny"):
-            made.append(_row(recipe, claim, result, scale))
-    return made
+def sections(results: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A section per recipe, in the order of the papers, with a row per claim, judged anew from the numbers."""
+    return [_section(recipe, results.get(name)) for name, recipe in load_recipes().items()]
 
 
-def _row(recipe: Recipe, claim: Mapping[str, str], result: Mapping[str, Any] | None, scale: str) -> dict[str, str]:
-    note = recipe.scale(scale).note
-    if result is None:
-        return {
-            "from": recipe.place,
-            "claim": claim["text"],
-            "the paper's numbers": claim["paper"],
-            "ours": "",
-            "verdict": NOT_RUN,
-            "why": f"about {gpu_minutes(recipe, 'bench'):.0f} GPU minutes",
-            "scale and its limits": f"bench: {note}",
-            "again with": f"`{recipe.command()}`",
-        }
-    which = scale
-    if result.get("changed"):
-        which += " with other settings, those of the command"
-        note = f"as far as they do not say otherwise: {note}"
-    seeds = f"{result['seeds']} seed{'s' if result['seeds'] > 1 else ''}"
-    missing = f"; about {gpu_minutes(recipe, 'bench'):.0f} GPU minutes" if claim["verdict"] == NOT_RUN else ""
+def _section(recipe: Recipe, result: Mapping[str, Any] | None) -> dict[str, Any]:
+    scale = str(result["scale"]) if result else "bench"
+    values = values_of(result) if result else {}
+    claims = judge_claims(recipe, values, quick=scale == "tiny")
+    limits, command = f"{scale}: {recipe.scale(scale).note}", recipe.command(scale)
+    if result is not None:
+        seeds = f"{result['seeds']} seed{'s' if result['seeds'] > 1 else ''}, {', '.join(result['devices'])}"
+        settings = " with the settings of the command; where they do not say otherwise" if result.get("changed") else ""
+        limits = f"{scale}, {seeds}{settings}: {recipe.scale(scale).note}"
+        command = recipe.command(scale, result.get("changed"), result["seeds"])
     return {
-        "from": recipe.place,
-        "claim": claim["text"],
-        "the paper's numbers": claim["paper"],
-        "ours": claim["ours"],
-        "verdict": claim["verdict"],
-        "why": claim["reason"] + missing,
-        "scale and its limits": f"{which}, {seeds}, {', '.join(result['devices'])}: {note}",
-        "again with": f"`{recipe.command(scale, result.get('changed'), result['seeds'])}`",
+        "place": recipe.place,
+        "title": recipe.title,
+        "scale and its limits": limits,
+        "again with": command,
+        # of what has other settings than the recipe's nothing more is planned
+        "minutes": 0.0 if result and result.get("changed") else gpu_minutes(recipe, "bench", known=values),
+        "claims": [
+            {
+                "claim": claim["text"],
+                "the paper's numbers": claim["paper"],
+                "ours": claim["ours"],
+                "verdict": claim["verdict"],
+                "why": "" if result is None else claim["reason"],
+            }
+            for claim in claims
+        ],
     }
 
 
 def ledger(folder: str | Path = "recipes/results") -> str:
     """The page."""
-    found = rows(read_results(folder))
-    counts = {verdict: sum(row["verdict"] == verdict for row in found) for verdict in MEANINGS}
+    found = sections(read_results(folder))
+    counts = {
+        paper: Counter(
+            claim["verdict"] for section in found if section["place"].startswith(paper) for claim in section["claims"]
+        )
+        for paper in ("Remixer", "gMLP", "Synthesizer")
+    }
     lines = [
         "# The claims of the three papers, put to the test",
         "",
         "Generated by `tokenmix reproduce --ledger docs/claims.md` from `recipes/results/*.json`; do not edit.",
         "A claim is never called held on one seed or inside the noise.",
         "",
-        *(f"- **{verdict}** ({counts[verdict]}): {meaning}" for verdict, meaning in MEANINGS.items()),
-        "",
-        _line(HEADINGS),
-        "|" + "---|" * len(HEADINGS),
-        *(_line([row[name] if name != "verdict" else f"**{row[name]}**" for name in HEADINGS]) for row in found),
-        "",
+        _line(("", *counts, "all", "meaning")),
+        "|---|" + "---:|" * (len(counts) + 1) + "---|",
     ]
-    return "\n".join(lines)
+    for verdict, meaning in MEANINGS.items():
+        numbers = [count[verdict] for count in counts.values()]
+        lines.append(_line((f"**{verdict}**", *map(str, [*numbers, sum(numbers)]), meaning)))
+    for section in found:
+        lines += ["", f"## {section['place']}: {section['title']}", "", _sentence(section["scale and its limits"])]
+        if section["minutes"] >= 0.5:
+            lines.append(f"What is missing takes about {section['minutes']:.0f} GPU minutes.")
+        lines += ["", f"    {section['again with']}", "", _line(HEADINGS), "|" + "---|" * len(HEADINGS)]
+        for claim in section["claims"]:
+            lines.append(_line([f"**{claim[name]}**" if name == "verdict" else claim[name] for name in HEADINGS]))
+    return "\n".join([*lines, ""])
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from tokenmix.compare.comparison import hardware, versions
 from tokenmix.compare.statistics import deviation, mean
 from tokenmix.recipes.recipe import Recipe, Scale, Stage
-from tokenmix.recipes.verdicts import Numbers
+from tokenmix.recipes.verdicts import Numbers, Values
 from tokenmix.report.charts import scaling
 from tokenmix.report.scene import Scene
 
@@ -51,7 +51,7 @@ def fill(
     values: dict[str, dict[str, list[float | None]]],
     stage: Stage,
     recipe: Recipe,
-    found: Mapping[str, Mapping[str, Sequence[float | None]]],
+    found: Values,
 ) -> None:
     """Put what a stage found of each row into the columns that the stage fills; "parameters/1e6" is in millions."""
     for column, source in stage.columns.items():
@@ -178,7 +178,7 @@ def make_result(
     recipe: Recipe,
     scale: str,
     seeds: int,
-    values: Mapping[str, Mapping[str, Sequence[float | None]]],
+    values: Values,
     stages: Mapping[str, Any],
     seconds: float,
     settings: Mapping[str, Any] | None,
@@ -232,9 +232,7 @@ def _devices(stages: Mapping[str, Any]) -> list[str]:
     return sorted(found - {None})
 
 
-def judge_claims(
-    recipe: Recipe, values: Mapping[str, Mapping[str, Sequence[float | None]]], quick: bool = False
-) -> list[dict[str, str]]:
+def judge_claims(recipe: Recipe, values: Values, quick: bool = False) -> list[dict[str, str]]:
     """Every claim of a recipe against our numbers."""
     numbers = Numbers(values, recipe.lower, quick)
     found = []

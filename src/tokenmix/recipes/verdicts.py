@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,13 +24,19 @@ from tokenmix.recipes.recipe import Verdict
 
 HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "does not hold", "undecided", "not run yet"
 COUNTED = ("Params", "FLOPs", "FLOPS", "MAdds", "#L")  # columns that are counted, not measured
+Values: TypeAlias = Mapping[str, Mapping[str, Sequence[float | None]]]  #: row → column → one per seed, or None
+
+
+def is_counted(column: str) -> bool:
+    """Whether a column's numbers are counted and have no noise."""
+    return column.startswith(COUNTED)
 
 
 @dataclass(frozen=True)
 class Numbers:
     """Our numbers: row → column → one value per seed, the same seeds in every row; None where one is missing."""
 
-    values: Mapping[str, Mapping[str, Sequence[float | None]]]
+    values: Values
     lower: tuple[str, ...] = ()  #: columns in which less is better
     quick: bool = field(default=False)  #: a trial of the machinery (`tiny`): nothing is decided
 
@@ -219,20 +226,16 @@ def _missing(numbers: Numbers, rows: Sequence[str], column: str) -> Verdict | No
     return None
 
 
-def _counted(column: str) -> bool:
-    return any(column.startswith(name) for name in COUNTED)
-
-
 def _too_few(apart: Sequence[float], shown: str, numbers: Numbers, column: str) -> Verdict | None:
     if numbers.quick:
         return Verdict(UNDECIDED, "a trial of the machinery: a few steps decide nothing", shown)
-    if len(apart) < 2 and not _counted(column):
+    if len(apart) < 2 and not is_counted(column):
         return Verdict(UNDECIDED, "one seed decides nothing", shown)
     return None
 
 
 def _interval(apart: Sequence[float], column: str) -> tuple[float, float]:
-    if _counted(column):
+    if is_counted(column):
         return apart[0], apart[0]
     return wide_interval(apart)
 
@@ -258,10 +261,10 @@ def _shown(numbers: Numbers, rows: Sequence[str], column: str) -> str:
     parts = []
     for row in rows:
         values = numbers.get(row, column)
-        spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 and not _counted(column) else ""
+        spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 and not is_counted(column) else ""
         parts.append(f"{row} {mean(values):,.4g}{spread}")
     counts = [len(numbers.get(row, column)) for row in rows]
     same = len(set(counts)) == 1
     told = f"{counts[0]} seed{'s' * (counts[0] > 1)}" if same else f"{' and '.join(map(str, counts))} seeds"
-    seeds = "" if _counted(column) else f" ({told})"
+    seeds = "" if is_counted(column) else f" ({told})"
     return f"{column}: " + ", ".join(parts) + seeds
