@@ -35,13 +35,16 @@ from tokenmix.ops.kernels import INSTALLED, usable
 
 @pytest.mark.skipif(not INSTALLED, reason="needs triton (extra: kernels)")
 @pytest.mark.skipif(RUNS, reason="the kernels run in this process")
-def test_in_the_interpreter() -> None:
-    others = ("test_attention_kernels.py", "test_window.py")
-    files = [__file__, *(str(Path(__file__).with_name(name)) for name in others)]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
-    root = Path(__file__).parents[2]
+@pytest.mark.parametrize("name", ["test_kernels.py", "test_attention_kernels.py", "test_window.py"])
+def test_in_the_interpreter(name: str) -> None:
+    file = str(Path(__file__).with_name(name))
     run = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, cwd=root, capture_output=True, text=True, timeout=280
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", file],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-2000:]
     assert " passed" in run.stdout
