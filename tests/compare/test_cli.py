@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import TINY, call, mistake
 
-from tokenmix import cli
 from tokenmix.compare.profile import exponent, length_curve, profile
 from tokenmix.models import preset_config
-
-cli.load_commands()
-TINY = ["--d-model", "16", "--d-ff", "32", "--heads", "2", "--layers", "1", "--steps", "2", "--batch-size", "4"]
-TINY += ["--threads", "1", "--set", "data.limit=16", "--set", "validation.examples=4", "--examples", "4"]
-
-
-def call(*arguments: str) -> str:
-    found = CliRunner().invoke(cli.app, list(arguments), catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return found.stdout
-
-
-def mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a person reads: one line, and no traceback."""
-    monkeypatch.setattr(sys, "argv", ["tokenmix", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
-    error = capsys.readouterr().err.strip()
-    assert len(error.splitlines()) == 1
-    assert error.startswith("error: ")
-    return error
 
 
 def test_compare_takes_the_models_after_one_option_and_writes_everything(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tokenmix.compare.plan import (
     run_key,
     specs,
 )
+from tokenmix.mixers import parse
 from tokenmix.models import TokenmixConfig
 from tokenmix.models.counting import count_parameters, forward_flops
 from tokenmix.models.create import plain
@@ -58,6 +59,15 @@ def test_two_models_of_one_name_are_an_error() -> None:
         contenders(["gmlp", "gmlp"])
     with pytest.raises(ValueError, match="no models"):
         contenders([])
+
+
+def test_models_may_be_text_objects_and_contenders_side_by_side() -> None:
+    found = contenders([contender("mine=gmlp"), "transformer", parse("random | geglu")])
+    assert [entry.name for entry in found] == ["mine", "transformer", "random | geglu"]
+    with pytest.raises(ValueError, match="models are a list; got 'transformer' alone"):
+        contenders("transformer")
+    with pytest.raises(ValueError, match="a model is a preset's name"):
+        contenders([3])  # type: ignore[list-item]
 
 
 def test_models_that_cannot_be_built_are_named_before_training() -> None:

@@ -127,7 +127,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         table.add_column(Text(f"{column}\npaper | ours"), justify="right", overflow="fold")
     for row in result["rows"]:
         cells = [f"{_number(c['paper'])} | {_ours(c)}" for c in (row["columns"][name] for name in result["columns"])]
-        table.add_row(Text(row["name"]), *map(Text, cells))
+        table.add_row(Text(row["name"] + (f": {row['found']}" if "found" in row else "")), *map(Text, cells))
     console.print(table)
     claims = Table(title=Text("claims"), title_justify="left")
     for name in ("claim", "paper", "ours", "verdict", "why"):
@@ -171,6 +171,11 @@ def _plan(
     for stage in stages_of(recipe, scale, parts):
         entries = contenders_of(recipe, scale, stage, only, changed)
         models = {entry.name: entry.model.get("name") or entry.model["layer"] for entry in entries}
+        search = chosen.search
+        if search is not None and search.stage == stage.name:
+            for row in recipe.rows:
+                if row.searched and row.name in models:
+                    models[row.name] = f"the best of {search.trials} trials, from {models[row.name]} on"
         settings = dict(stage.settings) if stage.profile else merge(stage.settings, changed)
         stages.append({"stage": stage.name, "after": stage.after, "settings": settings, "models": models})
     plan = {

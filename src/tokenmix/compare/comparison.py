@@ -41,6 +41,7 @@ from tokenmix.compare.plan import (
 from tokenmix.compare.statistics import deviation, difference, mean
 from tokenmix.compare.table import write_tables
 from tokenmix.compare.worker import Interrupted
+from tokenmix.mixers.expression import Expression
 from tokenmix.naming import unknown
 from tokenmix.training import RunConfig
 from tokenmix.training.config import merge
@@ -50,7 +51,7 @@ PER_MODEL = ("parameters", "flops_forward", "flops_step", "steps_per_second", "m
 
 
 def compare(
-    models: Sequence[str | Contender],
+    models: Sequence[str | Expression | Contender],
     settings: Mapping[str, Any],
     *,
     seeds: int | Sequence[int] = 1,
@@ -70,7 +71,8 @@ def compare(
     """Train every model with every seed under the same budget on the same batches, judge them, and compare.
 
     Args:
-        models: presets, aliases, layer expressions; the first is the baseline unless ``baseline`` names another.
+        models: presets, aliases, layer expressions as text or objects, contenders; the first is the baseline unless
+            ``baseline`` names another.
         settings: a part of a `RunConfig` (data, budget, optimizer, model.options, …), the same for all.
         seeds: how many, or which.
         rule: "params", "flops" or "none": see `tokenmix.compare.match`.
@@ -91,12 +93,12 @@ def compare(
     if engine not in engines.ENGINES:
         raise unknown("engine", engine, engines.ENGINES)
     task = check_task(settings, judging)
-    entries = [m for m in models if isinstance(m, Contender)] or contenders([m for m in models if isinstance(m, str)])
+    entries = contenders(models)
     reference = _baseline(entries, baseline)
     folder = check_folder(out)
     achieved: dict[str, Any] = {}
     if not weights:
-        check_models(entries, _body(settings, task), (settings.get("model") or {}).get("options") or {})
+        check_models(entries, body_of(settings, task), (settings.get("model") or {}).get("options") or {})
         if rule != "none":
             entries, achieved = matched(entries, reference, settings, rule)
     runs = specs(
@@ -212,7 +214,8 @@ def _baseline(entries: Sequence[Contender], wanted: str | None) -> str:
     return wanted
 
 
-def _body(settings: Mapping[str, Any], task: Any) -> str | None:
+def body_of(settings: Mapping[str, Any], task: Any) -> str | None:
+    """The body that is asked for, or the one that does the task's form."""
     from tokenmix.training.features import HEADS
 
     body = (settings.get("model") or {}).get("body")

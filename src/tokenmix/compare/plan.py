@@ -23,6 +23,7 @@ from typing import Any
 from tokenmix.data.mixtures import MIXTURES
 from tokenmix.data.task import Task, get_task
 from tokenmix.mixers import parse
+from tokenmix.mixers.expression import Expression
 from tokenmix.models.presets import PRESETS, preset_config
 from tokenmix.naming import unknown
 from tokenmix.training.config import RunConfig, merge
@@ -114,11 +115,17 @@ def contender(text: str) -> Contender:
     return Contender(name or text, model)
 
 
-def contenders(texts: Sequence[str]) -> list[Contender]:
+def contenders(models: Sequence[str | Expression | Contender]) -> list[Contender]:
     """All models of a comparison; two of one name are an error."""
-    if not texts:
+    if not models:
         raise ValueError("no models: give at least one, for example --models transformer 'random | geglu' remixer")
-    found = [contender(text) for text in texts]
+    if isinstance(models, (str, Expression, Contender)):
+        raise ValueError(f"models are a list; got {str(models)!r} alone")
+    found = []
+    for model in models:
+        if not isinstance(model, (str, Expression, Contender)):
+            raise ValueError(f"a model is a preset's name, a layer expression or a Contender; got {model!r}")
+        found.append(model if isinstance(model, Contender) else contender(str(model)))
     names = [entry.name for entry in found]
     for name in names:
         if names.count(name) > 1:

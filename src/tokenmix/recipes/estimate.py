@@ -71,6 +71,10 @@ def gpu_minutes(
                 continue
             config = config_of(entry, stage.body or chosen.body)
             total += START + left * _minutes(merge(stage.settings, settings or {}), config)
+            search = chosen.search
+            if search is not None and search.stage == stage.name and recipe.row(entry.name).searched:
+                asked = merge(stage.settings, settings or {}, search.settings)
+                total += search.trials * (START + _minutes(asked, config))
     return total
 
 

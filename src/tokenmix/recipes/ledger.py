@@ -60,6 +60,7 @@ def _section(recipe: Recipe, result: Mapping[str, Any] | None) -> dict[str, Any]
         "title": recipe.title,
         "scale and its limits": limits,
         "again with": command,
+        "found": [row["found"] for row in result["rows"] if "found" in row] if result else [],
         # of what has other settings than the recipe's nothing more is planned
         "minutes": 0.0 if result and result.get("changed") else gpu_minutes(recipe, "bench", known=values),
         "claims": [
@@ -82,7 +83,7 @@ def ledger(folder: str | Path = "recipes/results") -> str:
         paper: Counter(
             claim["verdict"] for section in found if section["place"].startswith(paper) for claim in section["claims"]
         )
-        for paper in ("Remixer", "gMLP", "Synthesizer")
+        for paper in ("Remixer", "gMLP", "Synthesizer", "tokenmix")
     }
     lines = [
         "# The claims of the three papers, put to the test",
@@ -98,6 +99,7 @@ def ledger(folder: str | Path = "recipes/results") -> str:
         lines.append(_line((f"**{verdict}**", *map(str, [*numbers, sum(numbers)]), meaning)))
     for section in found:
         lines += ["", f"## {section['place']}: {section['title']}", "", _sentence(section["scale and its limits"])]
+        lines += [f"Found by search: `{layer}`." for layer in section["found"]]
         if section["minutes"] >= 0.5:
             lines.append(f"What is missing takes about {section['minutes']:.0f} GPU minutes.")
         lines += ["", f"    {section['again with']}", "", _line(HEADINGS), "|" + "---|" * len(HEADINGS)]

@@ -37,6 +37,7 @@ class Row:
     options: Settings = field(default_factory=dict)  #: at smaller scales, above the scale's sizes
     multiples: Mapping[str, float] = field(default_factory=dict)  #: of the scale's sizes, e.g. {"layers": 2}
     changes: Settings = field(default_factory=dict)  #: of the preset, at `paper` scale
+    searched: bool = False  #: the layer is what the scale's search finds, which begins with the layer above
 
     def runs(self, scale: str) -> bool:
         """Whether there is a model to train at that scale."""
@@ -68,6 +69,18 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Search:
+    """How a scale finds the layer of the rows that are searched, before its stages: see `tokenmix.compare.search`."""
+
+    stage: str  #: on that stage's task and budget
+    trials: int
+    start: tuple[str, ...] = ()  #: expressions to begin with, after the baseline's and the row's own
+    space: Settings = field(default_factory=dict)  #: arguments of a `Space`
+    settings: Settings = field(default_factory=dict)  #: above the stage's, such as a smaller budget
+    examples: int | None = None  #: judged in a trial; as many as in the stage by default
+
+
+@dataclass(frozen=True)
 class Scale:
     """How a recipe is run at one scale."""
 
@@ -77,6 +90,7 @@ class Scale:
     match: str = "none"
     body: str | None = None
     note: str = ""  #: what a table made at this scale must say
+    search: Search | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +181,7 @@ def load_recipes() -> dict[str, Recipe]:
 
 def _order(name: str) -> tuple[Any, ...]:
     paper, kind, number = name.split("-")
-    return (("remixer", "gmlp", "synthesizer").index(paper), kind != "table", int(number))
+    return (("remixer", "gmlp", "synthesizer", "tokenmix").index(paper), kind != "table", int(number))
 
 
 def get_recipe(name: str) -> Recipe:

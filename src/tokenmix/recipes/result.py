@@ -197,7 +197,8 @@ def make_result(
                 "mean": mean(known),
                 "deviation": deviation(known),
             }
-        rows.append({"name": row.name, "layer": row.layer, "preset": row.preset, "columns": cells})
+        found = {"found": row.layer} if row.searched else {}
+        rows.append({"name": row.name, "layer": row.layer, "preset": row.preset, **found, "columns": cells})
     return {
         "recipe": recipe.name,
         "place": recipe.place,

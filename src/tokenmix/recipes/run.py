@@ -1,6 +1,6 @@
 """Carries out a recipe at a scale, puts our numbers beside the paper's, and says which claims hold.
 
->>> result = reproduce(get_recipe("synthesizer-table-7"), "bench", out="runs/reproduce")
+>>> result = reproduce("synthesizer-table-7", "bench", out="runs/reproduce")
 >>> [(claim["text"], claim["verdict"]) for claim in result["claims"]]
 [('FR is about as good as Linformer on news', 'holds'), …]
 """
@@ -23,7 +23,7 @@ from tokenmix.compare.plan import Contender, Judging, slug
 from tokenmix.data.shard_writer import write_json
 from tokenmix.models import TokenmixConfig, preset_config
 from tokenmix.naming import unknown
-from tokenmix.recipes.recipe import Recipe, Row, Scale, Stage
+from tokenmix.recipes.recipe import Recipe, Row, Scale, Stage, get_recipe
 from tokenmix.recipes.result import (
     complete,
     fill,
@@ -115,7 +115,7 @@ def config_of(entry: Contender, body: str | None = None) -> TokenmixConfig:
 
 
 def reproduce(
-    recipe: Recipe,
+    recipe: Recipe | str,
     scale: str = "bench",
     *,
     out: str | Path = "runs/reproduce",
@@ -136,12 +136,15 @@ def reproduce(
     to run beside the baseline, ``parts`` the stages; claims about others stay "not run yet", and a later call without
     them goes on from there. ``collect``: train nothing, put together what is finished in ``out``.
     """
+    recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe
     chosen = recipe.scale(scale)
     count = seeds or chosen.seeds
     folder = Path(out)
     started = time.time()
     values: dict[str, dict[str, list[float | None]]] = {}
     stages: dict[str, Any] = {}
+    if chosen.search is not None:
+        recipe = _with_found(recipe, scale, folder, data, settings, engine, jobs, live, collect)
     weights: dict[str, dict[tuple[str, int], str]] = {}
     for stage in stages_of(recipe, scale, parts):
         entries = contenders_of(recipe, scale, stage, only, settings)
@@ -151,14 +154,9 @@ def reproduce(
             stages[stage.name] = found
             fill(values, stage, recipe, {name: profiled_numbers(row) for name, row in found["models"].items()})
             continue
-        above = merge(stage.settings, {"data": {"folder": data}} if data else {}, _but_sizes(settings, chosen))
-        above = _prepared(above, folder, data, chosen.body or stage.body)
-        sizes = (
-            {"model": {"body": stage.body or chosen.body}} if scale != "paper" and (stage.body or chosen.body) else {}
-        )
         result = compare(
             entries,
-            merge(sizes, above),
+            _run_settings(stage, chosen, scale, folder, data, settings),
             seeds=count,
             out=place,
             rule=chosen.match if not stage.after else "none",
@@ -202,6 +200,59 @@ def reproduce(
     else:
         (place / "scaling.svg").unlink(missing_ok=True)
     return made
+
+
+def _run_settings(
+    stage: Stage, chosen: Scale, scale: str, folder: Path, data: str | None, settings: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What all runs of a stage share: a part of a `RunConfig`."""
+    body = stage.body or chosen.body
+    above = merge(stage.settings, {"data": {"folder": data}} if data else {}, _but_sizes(settings, chosen))
+    above = _prepared(above, folder, data, chosen.body or stage.body)
+    return merge({"model": {"body": body}} if scale != "paper" and body else {}, above)
+
+
+def _with_found(
+    recipe: Recipe,
+    scale: str,
+    folder: Path,
+    data: str | None,
+    settings: Mapping[str, Any] | None,
+    engine: str,
+    jobs: int,
+    live: Live | None,
+    collect: bool,
+) -> Recipe:
+    """The recipe with the layer that the scale's search found in place of the one it began with."""
+    from tokenmix.compare.search import Space, search
+
+    chosen = recipe.scale(scale)
+    assert chosen.search is not None
+    stage = next(stage for stage in chosen.stages if stage.name == chosen.search.stage)
+    entries = contenders_of(recipe, scale, stage, (), settings)
+    rows = {row.name: row for row in recipe.rows}
+    searched = [entry for entry in entries if rows[entry.name].searched]
+    found = {}
+    for entry in searched:
+        tried = search(
+            merge(_run_settings(stage, chosen, scale, folder, data, settings), chosen.search.settings),
+            Space(**chosen.search.space),
+            trials=chosen.search.trials,
+            start=(entry.model["layer"], *chosen.search.start),
+            baseline=str(recipe.row(recipe.baseline).layer),
+            out=folder / recipe.name / scale / f"search-{slug(entry.name)}",
+            rule=chosen.match,
+            judging=Judging(stage.split, chosen.search.examples or stage.examples, stage.beams),
+            options=entry.model["options"],
+            engine=engine,
+            jobs=jobs,
+            live=live,
+            pool=folder,
+            collect=collect,
+        )
+        if tried[0].fair:
+            found[entry.name] = tried[0].layer
+    return replace(recipe, rows=tuple(replace(row, layer=found.get(row.name, row.layer)) for row in recipe.rows))
 
 
 def _asked(recipe: Recipe, scale: str, stage: Stage, settings: Mapping[str, Any] | None) -> dict[str, Any]:
