@@ -18,7 +18,8 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
     known = sorted(known)
     near = nearest(name, known)
     hint = f"; did you mean {near!r}?" if near is not None else "."
-    return ValueError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
+    listed = ", ".join(repr(choice) if "," in choice else choice for choice in known)
+    return ValueError(f"unknown {kind} {name!r}{hint} Known: {listed}")
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from command_line import TINY, call, mistake
 
+from tokenmix.cli.options import run_settings
 from tokenmix.compare.profile import exponent, length_curve, profile
 from tokenmix.models import preset_config
 
@@ -28,6 +29,13 @@ def test_compare_takes_the_models_after_one_option_and_writes_everything(tmp_pat
     assert "model.options.max_length=64" in result["command"] or result["command"]
 
 
+def test_a_budget_among_the_options_replaces_that_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("budget: {steps: 2}\noptimizer: {lr: 0.5}\n")
+    assert run_settings(file, None, epochs=1.0) == {"budget": {"epochs": 1.0}, "optimizer": {"lr": 0.5}}
+    assert run_settings(file, ["optimizer.lr=0.1"]) == {"budget": {"steps": 2}, "optimizer": {"lr": 0.1}}
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -41,7 +49,13 @@ def test_compare_takes_the_models_after_one_option_and_writes_everything(tmp_pat
         (["compare", "gmlp", "--match", "size"], "Known: flops, none, params"),
         (["compare", "gmlp", "--baseline", "dot"], "unknown baseline 'dot'"),
         (["compare", "gmlp", "--seeds", "many"], "expected how many"),
+        (["compare", "gmlp", "--seeds", "1,1"], "names a seed twice"),
         (["compare", "gmlp", "--engine", "slurm"], "Known: local, ray"),
+        (["search", "--term", "lightconv"], "'lightconv' is no attention term"),
+        (["search", "--start", "fourier | mlp"], "not in the space searched"),
+        (["reproduce", "--ledger", "/proc/never.md", "--results", "nope"], "no folder of results at nope"),
+        (["reproduce", "--save", "nope"], "name a recipe"),
+        (["reproduce", "remixer-table-4", "--only", "nope"], "'Mixer Enc, Base'"),
         (["compare", "gmlp", "--out", "/proc/nowhere"], "cannot write to /proc/nowhere"),
         (["compare", "transformer", "linformer"], "model 'linformer'"),
         (["profile", "t5-tiny"], "unknown model 't5-tiny'"),

@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 from tokenmix.cli import app, load_commands
 from tokenmix.data.task import get_task
 from tokenmix.data.tokenizers import train_tokenizer
+from tokenmix.evaluation.answer import Answerer
 from tokenmix.evaluation.evaluate import evaluate, open_checkpoint
 from tokenmix.evaluation.predictions import by_length, generate_texts
 from tokenmix.generation import generate
 from tokenmix.models import create_model
+from tokenmix.training import train
 from tokenmix.training.features import features_for
 
 load_commands()
@@ -127,6 +129,16 @@ def test_mistakes_are_named(run: Path, tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
     with pytest.raises(ValueError, match="did you mean 'scan'"):
         list(evaluate([run], ["scann"]))
+    with pytest.raises(ValueError, match="tasks are a list; got 'scan' alone"):
+        list(evaluate([run], "scan"))
+    with pytest.raises(ValueError, match="at least 1; got 4 and 0"):
+        list(evaluate([run], ["scan"], batch_size=4, limit=0))
+    answer = Answerer(run, device="cpu")
+    assert answer([]) == []
+    with pytest.raises(ValueError, match=r"give \[text\]"):
+        answer("jump twice")
+    with pytest.raises(ValueError, match=r"RunConfig.of"):
+        train({"out": str(tmp_path)})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown split"):
         list(evaluate([run], ["scan"], "tset"))
     with pytest.raises(ValueError, match="not both"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from tokenmix.mixers import Dot, Layer, Mix, Random, Remix, parse
+from tokenmix.mixers import Dot, Gmlp, Layer, Mix, Random, Remix, mix, parse
+from tokenmix.mixers.expression import Sublayer
+from tokenmix.mixers.site import Site
+from tokenmix.models.stack import Stack
 from tokenmix.ops import attend, reference
 from tokenmix.ops.norm import RMSNorm
 
@@ -91,3 +95,57 @@ def test_windows_of_a_compiled_mixer_have_the_right_gradient() -> None:
     (plain,) = torch.autograd.grad(mixer(x).square().sum(), x)
     (compiled,) = torch.autograd.grad(torch.compile(mixer, fullgraph=True)(x).square().sum(), x)
     assert torch.allclose(plain, compiled, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["linformer", "fourier | mlp", "bag_of_words | fourier"])
+def test_what_sees_the_future_is_built_in_no_decoder(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot be causal"):
+        parse(text).build(d_model=8, heads=2, max_length=6, causal=True)
+    assert parse(text).build(d_model=8, heads=2, max_length=6)(torch.randn(2, 6, 8)).shape == (2, 6, 8)
+
+
+def test_ones_own_mixer_that_says_it_is_not_causal_is_built_in_no_decoder() -> None:
+    @dataclass(frozen=True)
+    class Whole(Sublayer):
+        name = "whole"
+        causal = False
+
+        def make(self, site: Any) -> torch.nn.Module:
+            return torch.nn.Identity()
+
+    with pytest.raises(ValueError, match="whole cannot be causal: it sees the tokens that follow"):
+        (Whole() | Dot()).build(d_model=8, causal=True)
+    with pytest.raises(ValueError, match="whole cannot be causal"):
+        Stack("decoder", Whole(), Site(8, causal=True), 1)
+
+
+def test_a_layer_without_cross_attention_refuses_a_memory() -> None:
+    x, memory = torch.randn(4, 5, 16), torch.randn(2, 5, 16)
+    for text in ("dot", "dot | mlp"):
+        layer: Any = parse(text).build(d_model=16, heads=2, max_length=8)
+        with pytest.raises(ValueError, match="body seq2seq"):
+            layer(x, memory=memory)
+    with pytest.raises(ValueError, match="unknown option of build 'memory_length'"):
+        parse("dot").build(d_model=16, memory_length=8)
+
+
+def test_options_that_act_around_a_sublayer_are_refused_where_nothing_is_around_it() -> None:
+    with pytest.raises(ValueError, match="dropout belongs to the norm and residual around a sublayer"):
+        parse("gmlp").build(d_model=8, dropout=0.1)
+    assert Layer((Gmlp(),)).build(d_model=8, dropout=0.1)(torch.randn(1, 3, 8)).shape == (1, 3, 8)
+
+
+@pytest.mark.parametrize("text", ["dot", "lightconv", "fourier", "gmlp", "dot | mlp"])
+@pytest.mark.parametrize("shape", [(2, 1), (1, 5), (2, 4)])
+def test_a_mask_of_another_shape_is_an_error(text: str, shape: tuple[int, int]) -> None:
+    layer: Any = parse(text).build(d_model=8, heads=2, max_length=6)
+    with pytest.raises(ValueError, match=r"mask must be \[batch, length\] = \[2, 5\] like x"):
+        layer(torch.randn(2, 5, 8), torch.ones(shape, dtype=torch.bool))
+
+
+def test_mix_reads_text() -> None:
+    assert (
+        mix("random", "dot", alpha="sum") == mix(Random(), Dot(), alpha="sum") == parse('mix(random, dot, alpha="sum")')
+    )
+    with pytest.raises(ValueError, match="a layer expression is text such as"):
+        mix(Random, Dot)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import DataCollatorWithFlattening, DynamicCache
 
 import tokenmix
 from tokenmix.models import TokenmixConfig, create_model
@@ -153,3 +154,53 @@ def test_overrides_change_a_configuration_and_leave_it_alone():
     model = create_model(config, layers=3, layer="gmlp")
     assert (model.config.layers, model.config.layer) == (3, "gmlp")
     assert config.layers == 1
+
+
+def decoder(layer="dot | geglu", **options):
+    return create_model(TokenmixConfig(body="decoder", layer=layer, **{**SIZES, **options})).eval()
+
+
+def test_decoding_that_takes_tokens_back_is_refused():
+    model, ids = decoder(), torch.randint(2, 40, (1, 4))
+    with pytest.raises(ValueError, match="not supported with stateful models"):
+        model.generate(ids, prompt_lookup_num_tokens=2, max_new_tokens=4, pad_token_id=0)
+    cache = MixingCache(12)
+    model(input_ids=ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="cannot go back to 2 tokens"):
+        cache.crop(2)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    again = model(input_ids=ids, past_key_values=cache).logits
+    assert torch.equal(again, model(input_ids=ids, past_key_values=MixingCache(12)).logits)
+
+
+def test_a_name_that_the_model_does_not_know_is_an_error():
+    model, ids = decoder(), torch.randint(2, 40, (1, 4))
+    with pytest.raises(ValueError, match="did you mean 'attention_mask'"):
+        model(input_ids=ids, atention_mask=torch.ones_like(ids))
+    with pytest.raises(ValueError, match="return_mixing=True gives every mixing matrix"):
+        model(input_ids=ids, output_attentions=True)
+    with pytest.raises(ValueError, match="must be a tokenmix MixingCache; got DynamicCache"):
+        model(input_ids=ids, past_key_values=DynamicCache())
+    assert torch.equal(model(input_ids=ids, output_attentions=False).logits, model(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("layer", ["dot | geglu", "random + dot | remix", "gmlp"])
+def test_flattened_batches_of_hugging_face_are_documents_of_their_own(layer):
+    model = decoder(layer)
+    texts = [torch.randint(2, 40, (length,)) for length in (5, 4, 3)]
+    batch = DataCollatorWithFlattening(return_position_ids=True)([{"input_ids": text.tolist()} for text in texts])
+    batch.pop("labels")
+    together = model(**batch).logits[0]
+    alone = torch.cat([model(input_ids=text[None]).logits[0] for text in texts])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    ids = torch.randint(2, 40, (2, 6))
+    counted = model(input_ids=ids, position_ids=torch.arange(6).expand(2, 6)).logits
+    assert torch.equal(counted, model(input_ids=ids).logits)
+
+
+def test_labels_may_be_of_any_whole_type():
+    model, ids = decoder(), torch.randint(2, 40, (2, 6))
+    for logits in (True, False):
+        wide, narrow = (model(input_ids=ids, labels=kind, return_logits=logits).loss for kind in (ids, ids.int()))
+        assert torch.equal(wide, narrow)

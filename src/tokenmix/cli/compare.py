@@ -123,4 +123,6 @@ def seeds_of(text: str) -> int | list[int]:
         found = []
     if not found or min(found) < 0 or ("," not in text and found[0] < 1):
         raise ValueError(f"--seeds {text!r}: expected how many (3), or which (0,7,11)")
+    if "," in text and len(set(found)) < len(found):
+        raise ValueError(f"--seeds {text!r} names a seed twice")
     return found if "," in text else found[0]

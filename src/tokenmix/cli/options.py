@@ -37,16 +37,24 @@ Set = Annotated[list[str] | None, typer.Option("--set", "-s", help="Any other ke
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
+BUDGETS = ("steps", "epochs", "tokens", "flops", "minutes")
+
+
 def run_settings(config: Path | None, assignments: list[str] | None, **options: Any) -> dict[str, Any]:
-    """A part of a `RunConfig`: the file, the options that were given above it, and above those each KEY=VALUE."""
+    """A part of a `RunConfig`: the file, the options that were given above it, and above those each KEY=VALUE.
+
+    A budget among the options replaces the file's.
+    """
     from tokenmix.training.config import assignment, dotted, merge, read_layer
 
     keys = {
         "task": "data.task", "form": "data.form", "batch_size": "data.batch_size", "data": "data.folder",
         "lr": "optimizer.lr", "body": "model.body", "threads": "device.threads", "preset": "preset",
-        **{name: f"budget.{name}" for name in ("steps", "epochs", "tokens", "flops", "minutes")},
+        **{name: f"budget.{name}" for name in BUDGETS},
         **{name: f"model.options.{name}" for name in ("d_model", "d_ff", "heads", "layers", "dropout")},
     }  # fmt: skip
     given = {keys[name]: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     layers = [read_layer(config)] if config else []
+    if any(options.get(name) is not None for name in BUDGETS):
+        layers = [{name: part for name, part in layer.items() if name != "budget"} for layer in layers]
     return merge(*layers, dotted(given), *(assignment(text) for text in assignments or []))

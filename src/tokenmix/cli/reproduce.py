@@ -106,7 +106,7 @@ def reproduce(
                 if drawn.exists():
                     console.print(f"figure  {drawn.resolve()}", highlight=False, markup=False, soft_wrap=True)
                 console.print(f"result  {path.resolve()}", highlight=False, markup=False, soft_wrap=True)
-    elif only or part or set_ or plan or collect:
+    elif only or part or set_ or plan or collect or seeds or save:
         raise ValueError("name a recipe; `tokenmix reproduce` alone lists them")
     elif ledger is None:
         _list(console, as_json)
@@ -166,7 +166,7 @@ def _plan(
 
     chosen = recipe.scale(scale)
     count = seeds or chosen.seeds
-    minutes = gpu_minutes(recipe, scale, only, parts, changed) * count / chosen.seeds
+    minutes = 0.0 if scale == "tiny" else gpu_minutes(recipe, scale, only, parts, changed) * count / chosen.seeds
     stages: list[dict[str, Any]] = []
     for stage in stages_of(recipe, scale, parts):
         entries = contenders_of(recipe, scale, stage, only, changed)

@@ -57,6 +57,10 @@ class Answerer:
 
     def __call__(self, lines: Sequence[str]) -> list[Any]:
         """One answer per line. Pairs of texts, and question and context, have a tab between them."""
+        if isinstance(lines, str):
+            raise ValueError(f"lines are a list of texts; got one text, {lines[:60]!r}: give [text]")
+        if not lines:
+            return []
         model, precision = self.checkpoint.model, self.checkpoint.precision
         if self.form == "text":
             longest = self.max_new_tokens or model.config.max_length

@@ -112,6 +112,8 @@ def evaluate_task(
     **decoding: Any,
 ) -> Evaluation:
     """One checkpoint on one task. ``decoding``: num_beams, length_penalty, … where the task generates."""
+    if batch_size < 1 or (limit is not None and limit < 1):
+        raise ValueError(f"batch_size and limit are at least 1; got {batch_size} and {limit}")
     task = get_task(task) if isinstance(task, str) else task
     form = choose_form(task, checkpoint.model.config.body)
     if form not in checkpoint.forms:
@@ -168,6 +170,9 @@ def evaluate(
     **options: Any,
 ) -> Iterator[Evaluation]:
     """Every checkpoint on every task (a mixture stands for its tasks), one result at a time."""
+    for what, given in (("checkpoints", checkpoints), ("tasks", tasks)):
+        if isinstance(given, (str, Path)):
+            raise ValueError(f"{what} are a list; got {str(given)!r} alone")
     names = [name for task in tasks for name in (MIXTURES.get(task) or {task: 0})]
     for path in checkpoints:
         checkpoint = open_checkpoint(path, device, precision)

@@ -167,6 +167,10 @@ class Attention(Mixer):
         Several rows of x for each row of memory, one after the other, are beams: they ask as so many queries of one row.
         """
         shape = x.shape
+        if memory is not None and not self.cross:
+            raise ValueError(
+                "this layer attends to itself and takes no memory; models of body seq2seq have cross-attention"
+            )
         if memory is not None and rows is None and shape[0] > memory.shape[0] > 0:
             x = x.view(memory.shape[0], -1, shape[-1])
         asked = Asked(

@@ -62,11 +62,14 @@ def check_input(width: int, longest: int | None, module: nn.Module, given: tuple
     if named.get("slot") is not None or named.get("slots") is not None or named.get("rows") is not None:
         return
     x = given[0] if given else named.get("x")
+    mask = given[1] if len(given) > 1 else named.get("mask")
     if isinstance(x, Tensor):  # else forward says what is missing
         if x.dim() != 3 or x.shape[-1] != width:
             raise ValueError(f"x must be [batch, length, d_model={width}]; got {list(x.shape)}")
         if longest is not None and x.shape[1] > longest:
             raise too_long(x.shape[1], longest, "layer")
+        if mask is not None and mask.shape != x.shape[:2]:
+            raise ValueError(f"mask must be [batch, length] = {list(x.shape[:2])} like x; got {list(mask.shape)}")
 
 
 class Slot:
@@ -168,11 +171,6 @@ def glorot_(table: Tensor) -> None:
     heads, rows, columns = table.shape
     limit = math.sqrt(6.0 / (rows * (heads + columns)))
     nn.init.uniform_(table, -limit, limit)
-
-
-def not_causal(name: str, why: str) -> ValueError:
-    """The error for a mixer that the paper rules out in decoders."""
-    return ValueError(f"{name} cannot be causal: {why}; use it in an encoder, and give the decoder a layer of its own")
 
 
 def shift_window(x: Tensor, taps: int, *, causal: bool, slot: Slot | None, name: str = "window") -> Tensor:

@@ -102,6 +102,9 @@ def option(default: Any, check: Check) -> Any:
 # ------------------------------------------------------------------------------------------------- the expressions
 
 
+AROUND = ("norm", "norm_eps", "post_norm", "dropout", "drop_path")  # options of a site that act around a sublayer
+
+
 class Expression:
     """What `parse` returns: one sublayer, a sum of attention terms, or several sublayers in sequence."""
 
@@ -123,24 +126,42 @@ class Expression:
     def build(self, site: Site | None = None, **sizes: Any) -> nn.Module:
         """Make the `nn.Module`; sizes are those of :class:`~tokenmix.mixers.site.Site`.
 
+        A layer, `a | b`, wraps each sublayer in norm and residual; a sublayer alone is built bare.
+
         >>> parse("dot").build(d_model=64, heads=4, max_length=32)(torch.randn(2, 10, 64)).shape
         torch.Size([2, 10, 64])
         """
         if site is not None and sizes:
             raise TypeError("give either a Site or sizes, not both")
         if site is None:
-            known = [f.name for f in fields(Site)]
+            known = [f.name for f in fields(Site) if f.name != "memory_length"]  # models alone make cross-attention
             for name in sizes:
                 if name not in known:
                     raise unknown("option of build", name, known)
+                if isinstance(self, Sublayer) and name in AROUND:
+                    raise ValueError(
+                        f"{name} belongs to the norm and residual around a sublayer, and {str(self)!r} alone is built "
+                        f"without them; Layer(({type(self).__name__}(),)) has them, as has every 'a | b'"
+                    )
             site = Site(**sizes)
         from tokenmix.mixers.base import check_input
 
+        self.check_site(site)
         module = self.make(site)
         limited = any(getattr(part, "limited", False) for part in module.modules())
         check = functools.partial(check_input, site.d_model, site.max_length if limited else None)
         module.register_forward_pre_hook(check, with_kwargs=True)
         return module
+
+    def check_site(self, site: Site) -> None:
+        """An error if the site is a decoder, and one of the sublayers cannot run there."""
+        for part in self.sublayers:
+            for kind in (part, *getattr(part, "terms", ())):
+                if site.causal and not kind.causal:
+                    raise ValueError(
+                        f"{kind.name} cannot be causal: {kind.acausal}; use it in an encoder, and give the decoder a "
+                        "layer of its own"
+                    )
 
     def make(self, site: Site) -> nn.Module:
         """The module for this site; each expression says which."""
@@ -152,6 +173,7 @@ class Sublayer(Expression):
 
     name: ClassVar[str]
     causal: ClassVar[bool] = True  #: can it run in a decoder?
+    acausal: ClassVar[str] = "it sees the tokens that follow"  #: why not, where it cannot
     mixes: ClassVar[bool] = True  #: does it move information between tokens?
 
     def __post_init__(self) -> None:
@@ -254,9 +276,9 @@ class Layer(Expression):
         return " | ".join(map(str, self.parts))
 
 
-def mix(*terms: Expression, alpha: str = "softmax") -> Mix:
-    """The long form of `+`: `mix(Random(), Dot(), alpha="sum")`."""
-    return Mix(tuple(term for given in terms for term in _terms(given)), alpha)
+def mix(*terms: Expression | str, alpha: str = "softmax") -> Mix:
+    """The long form of `+`: `mix(Random(), Dot(), alpha="sum")`, or `mix("random", "dot", alpha="sum")`."""
+    return Mix(tuple(term for given in terms for term in _terms(parse(given))), alpha)
 
 
 def _terms(expression: Expression) -> tuple[Term, ...]:

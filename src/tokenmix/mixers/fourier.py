@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix.mixers.base import Mixer, Slot, not_causal
+from tokenmix.mixers.base import Mixer, Slot
 from tokenmix.mixers.expression import Sublayer, one_of, option, register
 from tokenmix.mixers.site import Site
 
@@ -23,6 +23,7 @@ class Fourier(Sublayer):
 
     padding: str = option("mask", one_of("mask", "include"))
     causal = False
+    acausal = "every output is a sum over all positions"
 
     def make(self, site: Site) -> nn.Module:
         return _Fourier(self, site)
@@ -31,8 +32,6 @@ class Fourier(Sublayer):
 class _Fourier(Mixer):
     def __init__(self, spec: Fourier, site: Site) -> None:
         super().__init__()
-        if site.causal:
-            raise not_causal("fourier", "every output is a sum over all positions")
         self.sees_padding = spec.padding == "include"
 
     def forward(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix.mixers.base import Mixer, Slot, init_linear, linear, masked, not_causal
+from tokenmix.mixers.base import Mixer, Slot, init_linear, linear, masked
 from tokenmix.mixers.expression import Sublayer, option, register, whole
 from tokenmix.mixers.site import Site
 from tokenmix.ops import attend
@@ -23,6 +23,7 @@ class Linformer(Sublayer):
 
     k: int = option(32, whole(1))
     causal = False
+    acausal = "every projected key blends all positions"
 
     def make(self, site: Site) -> nn.Module:
         return _Linformer(self, site)
@@ -33,8 +34,6 @@ class _Linformer(Mixer):
 
     def __init__(self, spec: Linformer, site: Site) -> None:
         super().__init__()
-        if site.causal:
-            raise not_causal("linformer", "every projected key blends all positions")
         self.site, self.k = site, spec.k
         self.query, self.key, self.value = (linear(site, site.d_model, site.width) for _ in range(3))
         self.out = linear(site, site.width, site.d_model)

@@ -81,6 +81,10 @@ class ResidualLayer(nn.ModuleList):
     ) -> Tensor:
         """Arguments as of a mixer; `slots` and `records` hold one per sublayer. With `rows`, as `real_rows` gives
         them, x and the output hold the real tokens alone."""
+        if memory is not None and self.cross_at is None:
+            raise ValueError(
+                "this layer has no cross-attention to read the memory with; models of body seq2seq have it"
+            )
         for j, sublayer in enumerate(self):
             slot = None if slots is None else slots[j]
             record = None if records is None else records[j]

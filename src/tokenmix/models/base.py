@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, Seq2SeqModelOutput
 
+from tokenmix.devices import readable
 from tokenmix.mixers import parse
 from tokenmix.mixers.base import Mixer, too_long
 from tokenmix.mixers.rows import Rows
@@ -16,6 +18,10 @@ from tokenmix.models.cache import MixingCache
 from tokenmix.models.config import TokenmixConfig
 from tokenmix.models.embedding import Embedding, Patches, token_std
 from tokenmix.models.stack import MixingRecord, Stack, Unpacked, has_holes, right_padded, roll
+from tokenmix.naming import unknown
+
+# What Hugging Face's parts pass to every model, whether it has a use for it or not.
+IGNORED_ARGUMENTS = ("cache_position", "logits_to_keep", "output_attentions", "num_items_in_batch")
 
 
 class TokenmixPreTrainedModel(PreTrainedModel):
@@ -244,20 +250,33 @@ class TokenmixModel(TokenmixPreTrainedModel):
         decoder_read: Tensor | None = None,
         encoder_tokens: Tensor | None = None,
         decoder_tokens: Tensor | None = None,
+        position_ids: Tensor | None = None,
         return_dict: bool | None = None,
-        **kwargs: Any,
+        **ignored: Any,
     ) -> Any:
         """Hidden states of the body.
 
         `attention_mask` is True (or 1) for real tokens, padding on either side. `document_ids` marks packed documents
-        (a number per document, 0 for padding). `past_key_values` is a :class:`MixingCache`. `return_mixing=True` adds
-        `mixing`, a list of :class:`MixingRecord`, one per sublayer; its matrices count from the first real token of a
-        row, and every packed document is a row of its own. `skip_padding`: nobody reads the states at padding (of the
-        encoder, in a seq2seq model), which need not be computed where that saves time, in training on a CPU;
+        (a number per document, 0 for padding); `position_ids` that begin anew within a row do so too, as Hugging Face's
+        collator for flattened batches writes them, and are not needed otherwise: positions count from a row's first
+        token. `past_key_values` is a :class:`MixingCache`. `return_mixing=True` adds `mixing`, a list of
+        :class:`MixingRecord`, one per sublayer; its matrices count from the first real token of a row, and every packed
+        document is a row of its own. `skip_padding`: nobody reads the states at padding (of the encoder, in a seq2seq
+        model), which need not be computed where that saves time, in training on a CPU;
         `decoder_read` [batch, length] says the same of a seq2seq model's decoder: no state is read after a row's last.
         `encoder_tokens` and `decoder_tokens` [count] do so where shapes are fixed: the places of its real tokens in the
         flattened right-padded batch, and of as much padding as the count leaves room for.
         """
+        for name, value in ignored.items():
+            if name not in IGNORED_ARGUMENTS and value is not None:
+                known = inspect.signature(TokenmixModel.forward).parameters.keys() - {"self", "ignored"}
+                raise unknown("argument of the model", name, known)
+        if ignored.get("output_attentions"):
+            raise ValueError("output_attentions: not all mixers attend; return_mixing=True gives every mixing matrix")
+        if past_key_values is not None and not isinstance(past_key_values, MixingCache):
+            raise ValueError(f"past_key_values must be a tokenmix MixingCache; got {type(past_key_values).__name__}")
+        if position_ids is not None and document_ids is None and past_key_values is None:
+            document_ids = _documents(position_ids, attention_mask)
         records: list[MixingRecord] | None = [] if return_mixing else None
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -378,6 +397,15 @@ class EncoderOf(nn.Module):
         hidden: list[Tensor] | None = [] if output_hidden_states else None
         states = self.owner.encode(input_ids, attention_mask, inputs_embeds, token_type_ids, hidden_states=hidden)
         return BaseModelOutputWithPast(last_hidden_state=states, hidden_states=_tuple(hidden))
+
+
+def _documents(positions: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Documents, counted from 1 in each row, where positions begin anew within a row; 0 for padding."""
+    starts = positions == 0 if mask is None else (positions == 0) & mask.bool()
+    if not readable(positions) or not bool((starts.sum(-1) > 1).any()):
+        return None
+    documents = starts.long().cumsum(-1)
+    return documents if mask is None else documents * mask
 
 
 def _is_ids(ids: Tensor | None) -> bool:

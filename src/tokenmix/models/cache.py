@@ -123,6 +123,14 @@ class MixingCache(Cache):
         """The longest sequence it holds."""
         return self.capacity
 
+    def reset(self) -> None:
+        """Forget."""
+        self.restart()
+
+    def crop(self, max_length: int) -> None:
+        """Not possible: the windows of convolutions do not hold what came before."""
+        raise ValueError(f"a MixingCache cannot go back to {max_length} tokens; begin a new one")
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes what row beam_idx[i] was: beams of one example change places."""
         if self.lengths is not None:

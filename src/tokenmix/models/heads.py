@@ -94,7 +94,7 @@ class TokenmixLM(TokenmixPreTrainedModel):
 class Generates:
     """What Hugging Face's `generate` needs to know of our cache."""
 
-    _is_stateful = False
+    _is_stateful = True  # a cache that cannot go back: assisted decoding, which takes tokens back, is refused
 
     def _prepare_cache_for_generation(
         self,
@@ -112,7 +112,7 @@ class Generates:
         return False
 
 
-class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
+class TokenmixForConditionalGeneration(Generates, TokenmixLM, GenerationMixin):
     """Text to text: the T5.1.1 body.
 
     >>> model = create_model("t5-v1.1-tiny")
@@ -188,7 +188,7 @@ class TokenmixForConditionalGeneration(TokenmixLM, Generates, GenerationMixin):
         return self.finish(out, body, return_dict)
 
 
-class TokenmixForCausalLM(TokenmixLM, Generates, GenerationMixin):
+class TokenmixForCausalLM(Generates, TokenmixLM, GenerationMixin):
     """Language modelling, left to right. `labels` are the inputs themselves; the shift happens here."""
 
     body = "decoder"

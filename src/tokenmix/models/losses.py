@@ -34,7 +34,7 @@ def token_loss(
     `num_items_in_batch` replaces the count, so that accumulated micro-batches weigh as one batch.
     """
     logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
-    labels = labels.flatten()
+    labels = labels.flatten().long()
     check_labels(labels, logits.shape[-1])
     real = labels != IGNORED
     total = cross_entropy(logits, labels, ignore_index=IGNORED, label_smoothing=label_smoothing, reduction="sum")

@@ -52,6 +52,7 @@ class Stack(nn.Module):
         if cross is not None:
             self.labels.insert(1, f"cross: {cross}")
         self.layers = nn.ModuleList()
+        expression.check_site(site)
         for _ in range(layers):
             parts = [Residual(part.make(site), site) for part in expression.sublayers]
             if cross is not None and cross_site is not None:

@@ -30,6 +30,8 @@ MEANINGS = {
 
 def read_results(folder: str | Path) -> dict[str, dict[str, Any]]:
     """Committed results by recipe."""
+    if not Path(folder).is_dir():
+        raise ValueError(f"no folder of results at {folder}; go to the repository's root, or name one with --results")
     found = {}
     for path in sorted(Path(folder).glob("*.json")):
         try:
