@@ -23,7 +23,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 OFFLINE := HF_HUB_OFFLINE=1
 
-.PHONY: help demo test lint format setup clean
+.PHONY: help demo test lint format docs setup clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' Makefile | awk -F':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -43,10 +43,15 @@ format: $(STAMP) ## let ruff fix and format what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+docs: $(STAMP) ## build the documentation, with the interface, into site/
+	@$(PINS) $(BIN)/python -m pip install --quiet -e ".[docs]"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "documentation  $(CURDIR)/site/index.html"
+
 setup: $(STAMP) ## only the set-up
 
 clean: ## remove the virtual environment, caches and build outputs
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP):

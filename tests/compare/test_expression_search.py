@@ -47,7 +47,9 @@ def test_a_space_holds_each_expression_once_and_none_that_mixes_nothing() -> Non
     }  # fmt: skip
     both = Space(terms=("dot",), mixers=(), channels=("geglu", "remix"), decoder=True)
     assert len(list(both)) == 3 * 3
-    assert "dot | geglu ; remix" in list(both)
+    assert "dot | geglu ; remix" in both
+    assert "dot | geglu" in both  # on both sides
+    assert "random | geglu" not in both
 
 
 def test_choices_lead_back_to_their_expression_whatever_the_order_of_a_sum() -> None:

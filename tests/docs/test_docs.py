@@ -1,5 +1,6 @@
 """Code in the documentation runs, and the documentation names every mixer and option there is."""
 
+import importlib
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -29,6 +30,16 @@ def test_python_in_the_documentation_runs(path):
         KNOWN.clear()
         KNOWN.update(before)
     assert blocks(path)
+
+
+def test_every_page_is_in_the_navigation_and_every_name_of_the_interface_exists():
+    listed = re.findall(r": ([\w-]+\.md)$", (README.parent / "mkdocs.yml").read_text(), flags=re.M)
+    assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
+    names = re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(), flags=re.M)
+    assert len(names) == len(set(names)) > 30
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert getattr(importlib.import_module(module), attribute).__doc__, name
 
 
 def test_every_mixer_and_option_is_documented():

@@ -85,12 +85,18 @@ class Space:
         return str(layer) if any(part.mixes for part in layer.sublayers) else None
 
     def choices(self, layer: str) -> dict[str, Any]:
-        """What leads to an expression: the inverse of `draw`."""
-        wanted = _key(layer)
+        """What leads to an expression: the inverse of `draw`. With a decoder, one expression stands for both."""
+        wanted = _key(f"{layer} ; {layer}" if self.decoder and ";" not in layer else layer)
         for made, found in self._all():
             if _key(made) == wanted:
                 return found
         raise ValueError(f"{layer!r} is not in the space searched; it has {self}")
+
+    def __contains__(self, layer: str) -> bool:
+        try:
+            return bool(self.choices(layer))
+        except ValueError:
+            return False
 
     def __iter__(self) -> Iterator[str]:
         return (layer for layer, _ in self._all())
@@ -211,8 +217,7 @@ def search(
         raise ValueError(f"trials={trials}: give at least 1")
     study, states = _study(seed)
     everything = list(space)
-    first = [baseline] if any(same(baseline, layer) for layer in everything) else []
-    for layer in (*first, *start):
+    for layer in (*([baseline] if baseline in space else []), *start):
         study.enqueue_trial(space.choices(layer))
     reference = _contender(baseline, options)
     folder = check_folder(out)
@@ -288,10 +293,9 @@ def _study(seed: int) -> tuple[Any, Any]:
     except ImportError:
         raise ValueError("searching needs Optuna; install it with: pip install 'tokenmix[search]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with (
-        warnings.catch_warnings()
-    ):  # that the next three options are experimental; choices are good together, not alone
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # choices are good together, not each alone: they are modelled jointly, group by group
         sampler = optuna.samplers.TPESampler(
             seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=8
         )
