@@ -382,6 +382,9 @@ def test_what_is_known_needs_no_more_gpu_minutes() -> None:
     one_seed = {**everything, rows[0]: {"COGS Gen. EM": [80.0, None, 80.0], "SNLI": [60.0] * 3}}
     one_row = {name: found for name, found in everything.items() if name != rows[0]}
     assert 0 < gpu_minutes(recipe, "bench", known=one_seed) < gpu_minutes(recipe, "bench", known=one_row)
+    ablations = get_recipe("gmlp-table-3")  # a column that one row alone has is missing nowhere else
+    rows = [row.name for row in ablations.rows if row.runs("bench")]
+    assert gpu_minutes(ablations, "bench", known={name: {"Perplexity": [20.0] * 3} for name in rows}) == 0
     pretrained = get_recipe("gmlp-table-6")  # finetuning that is missing needs the weights again
     rows = [row.name for row in pretrained.rows if row.runs("bench")]
     columns = {stage.name: stage.columns for stage in pretrained.scale("bench").stages}

@@ -83,7 +83,7 @@ def _seeds_left(scale: Scale, stage: Stage, known: Mapping[str, Sequence[float |
     seeds = 1 if stage.profile else scale.seeds
     measured = [column for column in stage.columns if not is_counted(column)]
     done = [sum(value is not None for value in known.get(column, ())) for column in measured]
-    mine = max(0, seeds - min(done)) if done else 0
+    mine = max(0, seeds - max(done)) if done else 0  # a run fills all of its columns that its model has
     return max([mine, *(_seeds_left(scale, other, known) for other in scale.stages if other.after == stage.name)])
 
 
