@@ -8,11 +8,15 @@ import pkgutil
 import pytest
 import torch
 from cases import ALL, BOTH, CAUSAL, can_be_causal
+from torch import nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, jvp, vmap
 
 import tokenmix.mixers
 from tokenmix.mixers import parse
 from tokenmix.mixers.base import Slot
 from tokenmix.ops import reference
+from tokenmix.ops.norm import RMSNorm
 
 WIDTH, HEADS, LONGEST, LENGTH = 16, 4, 16, 11
 both = pytest.mark.parametrize(("text", "causal"), BOTH, ids=[f"{t}-{'causal' if c else 'both ways'}" for t, c in BOTH])
@@ -63,6 +67,123 @@ def test_output_and_gradients_equal_the_float64_reference(text, causal, padded, 
         assert (p.grad is None) == (q.grad is None), name
         if p.grad is not None:
             assert torch.allclose(p.grad.double(), q.grad, atol=1e-3, rtol=1e-3), name
+
+
+@pytest.fixture(params=["small", "large"])
+def size(request, monkeypatch):
+    """As small sizes are computed, and as large ones are."""
+    if request.param == "large":
+        for module, name, value in (
+            ("attend", "SMALL", 0),
+            ("linear", "LARGE", 0),
+            ("window", "CHUNK", {"cpu": 1, "cuda": 1}),
+            ("toeplitz", "LONG", {"cpu": 0}),
+        ):
+            monkeypatch.setattr(importlib.import_module(f"tokenmix.ops.{module}"), name, value)
+    return request.param
+
+
+def padding(padded):
+    return torch.arange(LENGTH)[None] < torch.tensor([LENGTH, 5, 1])[:, None] if padded else None
+
+
+@both
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_functional_transforms_see_through_every_mixer(text, causal, padded, size):
+    mixer, mask = build(text, causal), padding(padded)
+    weights = {"x": batch()} | {name: p.detach().clone() for name, p in mixer.named_parameters()}
+    real = torch.ones(3, LENGTH) if mask is None else mask.float()
+
+    def output(weights, mask=mask, real=real):
+        return (
+            functional_call(mixer, {n: p for n, p in weights.items() if n != "x"}, (weights["x"], mask))
+            * real[..., None]
+        )
+
+    def loss(weights, *masks):
+        return output(weights, *masks).square().sum()
+
+    def close(got, want):
+        for name in want:
+            torch.testing.assert_close(got[name], want[name], rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
+
+    plain = {name: t.clone().requires_grad_() for name, t in weights.items()}
+    want = dict(zip(plain, torch.autograd.grad(loss(plain), plain.values()), strict=True))
+    close(grad(loss)(weights), want)
+
+    def of_one(x, *masks):  # one example's gradient, the masks being its own
+        return grad(lambda w: loss(w, *(m if m is None else m[None] for m in masks)))(weights | {"x": x[None]})
+
+    each = vmap(of_one, in_dims=(0, None if mask is None else 0, 0))(weights["x"], mask, real)
+    close({name: g.sum(0) for name, g in each.items() if name != "x"} | {"x": each["x"][:, 0]}, want)
+
+    several = {name: torch.stack([t, t + 0.1]) for name, t in weights.items()}
+    with torch.no_grad():
+        together = vmap(output)(several)
+        for k in range(2):
+            alone = output({name: t[k] for name, t in several.items()})
+            torch.testing.assert_close(together[k], alone, rtol=1e-4, atol=1e-4)
+
+    direction = {name: torch.randn_like(t) for name, t in weights.items()}
+    slope = sum((want[name] * direction[name]).sum() for name in want)
+    torch.testing.assert_close(jvp(loss, (weights,), (direction,))[1], slope, rtol=1e-3, atol=1e-2)
+    with forward_ad.dual_level():
+        dual = {name: forward_ad.make_dual(t, direction[name]) for name, t in weights.items()}
+        torch.testing.assert_close(forward_ad.unpack_dual(loss(dual)).tangent, slope, rtol=1e-3, atol=1e-2)
+
+    curvature = jvp(grad(loss), (weights,), (direction,))[1]
+    along = grad(lambda w: sum((g * direction[name]).sum() for name, g in grad(loss)(w).items()))(weights)
+    for name in want:  # forward over reverse, and reverse over reverse
+        scale = along[name].abs().max().clamp_min(1.0)
+        torch.testing.assert_close(curvature[name] / scale, along[name] / scale, rtol=1e-3, atol=1e-3)
+
+
+@both
+@pytest.mark.parametrize("padded", [False, True])
+def test_gradients_of_gradients_are_right_or_refused(text, causal, padded, size, monkeypatch, request):
+    sizes = dict(d_model=WIDTH, d_ff=24, heads=HEADS, max_length=LONGEST, causal=causal)
+    layer, mask = (parse(text) | parse("geglu")).build(**sizes, post_norm=True), padding(padded)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    x = batch().requires_grad_()
+    real = torch.ones(3, LENGTH, 1) if mask is None else mask[..., None].float()
+    weight, direction = (
+        torch.randn_like(x) * real,
+        torch.randn_like(x),
+    )  # linear in the output: the last norm's own turn
+
+    def twice(layer, x):
+        leaves = [x, *layer.parameters()]
+        (g,) = torch.autograd.grad((layer(x, mask) * weight).sum(), x, create_graph=True)
+        found = torch.autograd.grad((g * direction).sum(), leaves, allow_unused=True, materialize_grads=True)
+        return dict(zip(["x", *dict(layer.named_parameters())], found, strict=True))
+
+    try:
+        got = twice(layer, x)
+    except RuntimeError as error:
+        assert size == "large"
+        assert "no gradients of gradients" in str(error) or "is not implemented" in str(error)  # noqa: PT017
+        return
+    request.getfixturevalue("plain_operators")
+    monkeypatch.setattr(RMSNorm, "forward", nn.RMSNorm.forward)
+    exact = twice(copy.deepcopy(layer).double(), x.detach().double().requires_grad_())
+    for name, want in exact.items():
+        scale = want.abs().max().clamp_min(1.0)
+        assert torch.allclose(got[name].double() / scale, want / scale, atol=1e-3), name
+
+
+@both
+@pytest.mark.parametrize("padded", [False, True])
+def test_shapes_can_be_asked_for_on_the_meta_device(text, causal, padded):
+    mixer, mask = build(text, causal).to("meta").train(), padding(padded)
+    x = batch().to("meta").requires_grad_()
+    out = mixer(x, mask if mask is None else mask.to("meta"))
+    assert out.is_meta
+    assert out.shape == (3, LENGTH, WIDTH)
+    out.sum().backward()
+    assert x.grad.shape == x.shape
 
 
 @both

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from tokenmix.mixers import parse
+from tokenmix.mixers import REGISTRY, parse
 from tokenmix.mixers.rows import Rows
 from tokenmix.models import TokenmixConfig, create_model
 from tokenmix.models.losses import classification_loss
@@ -329,10 +329,11 @@ def test_several_targets_for_each_input_are_learned_from() -> None:
     torch.testing.assert_close(model(**asked, return_logits=False).loss, model(**asked).loss)
 
 
-def test_functional_gradients_see_through_padding() -> None:
+@pytest.mark.parametrize("text", sorted(REGISTRY))
+def test_functional_gradients_see_through_padding(text: str) -> None:
     _, given = padded_batch("dot | geglu")
     given["labels"] = torch.tensor([0, 1, 1])
-    config = TokenmixConfig(body="encoder", layer="dot | geglu", **SIZES | {"vocab_size": 50})
+    config = TokenmixConfig(body="encoder", layer=f"{text} | geglu", **SIZES | {"vocab_size": 50, "dropout": 0.0})
     model = create_model(config, head="sequence_classification").train()
     weights = {name: p.detach() for name, p in model.named_parameters()}
 
@@ -344,6 +345,49 @@ def test_functional_gradients_see_through_padding() -> None:
     torch.testing.assert_close(found, {n: p.grad for n, p in model.named_parameters()}, rtol=1e-4, atol=1e-5)
     _, slope = torch.func.jvp(loss, (weights,), (found,))
     torch.testing.assert_close(slope, sum(g.square().sum() for g in found.values()), rtol=1e-3, atol=1e-4)
+
+
+def test_functional_gradients_of_tokens_named_beforehand() -> None:
+    rows = Rows.of(padded_batch("dot | geglu")[1]["attention_mask"])
+    x, weight = torch.randn(3, 8, 4), torch.randn(3, 8, 4)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return (rows.spread(rows.gather(x).square()) * weight).sum()
+
+    plain = x.clone().requires_grad_()
+    loss(plain).backward()
+    torch.testing.assert_close(torch.func.grad(loss)(x), plain.grad)
+    torch.testing.assert_close(torch.func.jvp(loss, (x,), (x,))[1], (plain.grad * x).sum())
+    each = torch.func.vmap(torch.func.grad(loss))(torch.stack([x, 2 * x]))
+    torch.testing.assert_close(each, torch.stack([plain.grad, 2 * plain.grad]))
+
+
+def test_each_example_has_its_gradient_under_padding() -> None:
+    model, given = padded_batch("random + dot | remix")
+    model = model.model.train()
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    ids, mask = given["input_ids"], given["attention_mask"]
+
+    def loss(weights: dict[str, torch.Tensor], ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        out = torch.func.functional_call(model, weights, (ids[None], mask[None])).last_hidden_state
+        return (out * mask[None, :, None]).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, ids, mask)
+    for k in range(3):
+        torch.testing.assert_close(
+            {name: g[k] for name, g in each.items()},
+            torch.func.grad(loss)(weights, ids[k], mask[k]),
+            rtol=1e-3,
+            atol=1e-4,
+        )
+
+
+def test_an_empty_batch_passes_through_a_seq2seq_model() -> None:
+    model = create_model(TokenmixConfig(body="seq2seq", layer="dot | geglu", **SIZES)).train()
+    ids = torch.zeros(0, 8, dtype=torch.long)
+    out = model(ids, attention_mask=torch.ones_like(ids), labels=ids[:, :5])
+    assert out.logits.shape == (0, 5, 40)
+    assert out.loss == 0
 
 
 def learned(model: Any, given: dict[str, Any], **options: Any) -> tuple[set[int], dict[str, torch.Tensor]]:

@@ -58,6 +58,47 @@ def test_nothing_to_predict_gives_zero() -> None:
     assert not states.grad.any()
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_functional_transforms_see_through(biased: bool) -> None:
+    states, weight = torch.randn(3, 5, 6).double(), torch.randn(11, 6).double()
+    bias = torch.randn(11).double() if biased else None
+    labels = torch.randint(11, (3, 5))
+    labels[1, 2:] = -100
+
+    def ours(states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        return linear_cross_entropy(states, weight, labels, bias=bias, label_smoothing=0.1, z_loss=1e-2)
+
+    def right(states: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        return plainly(states, weight, labels, bias, 0.1, 1e-2)
+
+    torch.testing.assert_close(ours(states, weight, labels), right(states, weight, labels))
+    torch.testing.assert_close(
+        torch.func.grad(ours, (0, 1))(states, weight, labels), torch.func.grad(right, (0, 1))(states, weight, labels)
+    )
+    each = torch.func.vmap(torch.func.grad(ours, (0, 1)), (0, None, 0))(states, weight, labels)
+    for k in range(3):
+        alone = torch.func.grad(right, (0, 1))(states[k], weight, labels[k])
+        torch.testing.assert_close((each[0][k], each[1][k]), alone)
+    curved = [torch.func.hessian(f)(states, weight, labels) for f in (ours, right)]
+    torch.testing.assert_close(*curved)
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_gradients_of_gradients_are_refused_and_not_forgotten(factor: int) -> None:
+    states, weight = torch.randn(4, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+    loss = factor * linear_cross_entropy(states, weight, torch.randint(5, (4,)))
+    (g,) = torch.autograd.grad(loss, states, create_graph=True)
+    with pytest.raises(
+        RuntimeError, match=r"no gradients of gradients through tokenmix::linear_cross_entropy.*torch\.func"
+    ):
+        g.square().sum().backward()
+
+
+def test_shapes_on_the_meta_device() -> None:
+    states, weight = torch.randn(4, 3, device="meta"), torch.randn(5, 3, device="meta")
+    assert linear_cross_entropy(states, weight, torch.zeros(4, dtype=torch.long, device="meta")).shape == ()
+
+
 def test_labels_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"labels must be \[2, 3\]"):
         linear_cross_entropy(torch.randn(2, 3, 4), torch.randn(5, 4), torch.zeros(2, 4, dtype=torch.long))

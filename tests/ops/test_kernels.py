@@ -31,6 +31,8 @@ from torch import Tensor
 
 from tokenmix.ops import Compose, Gate, attend, persist, reference
 from tokenmix.ops.kernels import INSTALLED, usable
+from tokenmix.ops.norm import LayerNorm, gelu_norm
+from tokenmix.ops.window import window_mlp
 
 
 @pytest.mark.skipif(not INSTALLED, reason="needs triton (extra: kernels)")
@@ -287,6 +289,63 @@ def test_gelu_of_narrow_numbers_is_exact_up_to_their_rounding() -> None:
     exact.sum().backward()
     assert torch.allclose(z1.double(), exact, rtol=2**-7, atol=1e-4)  # the interpreter truncates
     assert torch.allclose(h.grad[:, :512].double(), x.grad, rtol=2**-7, atol=1e-4)
+
+
+def mixed_by(name: str, x: Tensor, p: Tensor) -> Tensor:
+    """Something that each of the kernels makes of x [2, 19, 24] and parameters p [24, 24]."""
+    mask = torch.arange(19, device=DEVICE) < torch.tensor([[19], [7]], device=DEVICE)
+    heads = x.unflatten(-1, (2, 12)).transpose(1, 2)
+    match name:
+        case "persist":
+            return persist(p[:19, :19], x, softmax=True, mask=mask)
+        case "compose":
+            return persist(p[:19, :19], x, Compose(p[0]))
+        case "gate":
+            return persist(p[:19, :19], x, Gate(x.flip(-1), p[0, :19]), causal=True)
+        case "attend":
+            return attend(heads, heads * p[0, :12], heads, p[:19, :19].expand(2, -1, -1), mask)
+        case "gelu_norm":
+            norm = LayerNorm(12, device=DEVICE)
+            halves = torch.func.functional_call(_GeluNorm(norm), {"norm.weight": p[0, :12], "norm.bias": p[1, :12]}, x)
+            return torch.cat(halves, -1)
+        case _:
+            return window_mlp(x, p[:, :4], p[0], p[1])
+
+
+class _GeluNorm(torch.nn.Module):
+    def __init__(self, norm: LayerNorm) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return gelu_norm(x, self.norm)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["persist", "compose", "gate", "attend", "gelu_norm", "window"])
+def test_kernels_stand_back_for_functional_transforms_and_refuse_second_derivatives(name: str) -> None:
+    x, p = torch.randn(2, 19, 24, device=DEVICE), torch.randn(24, 24, device=DEVICE)
+
+    def loss(x: Tensor, p: Tensor) -> Tensor:
+        return mixed_by(name, x, p).square().mean()
+
+    leaves = [t.clone().requires_grad_() for t in (x, p)]
+    right = torch.autograd.grad(loss(*leaves), leaves)
+    found = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
+    torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-6)
+    for first in found:
+        with pytest.raises(RuntimeError, match="no gradients of gradients through tokenmix::"):
+            torch.autograd.grad(first.square().sum(), leaves, allow_unused=True, retain_graph=True)
+    close = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-4)
+    close(torch.func.grad(loss, (0, 1))(x, p), right)
+    slope = sum((g * g).sum() for g in right)
+    close(torch.func.jvp(loss, (x, p), right)[1], slope)
+    along = torch.func.grad(
+        lambda x, p: sum((a * b).sum() for a, b in zip(torch.func.grad(loss, (0, 1))(x, p), right)), (0, 1)
+    )
+    close(torch.func.jvp(torch.func.grad(loss, (0, 1)), (x, p), right)[1], along(x, p))
+    each = torch.func.vmap(torch.func.grad(loss), (0, None))(torch.stack([x, 2 * x]), p)
+    close(each, torch.stack([torch.func.grad(loss)(x, p), torch.func.grad(loss)(2 * x, p)]))
 
 
 @needs_kernels

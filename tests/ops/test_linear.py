@@ -118,6 +118,9 @@ def test_what_oneDNN_is_not_asked_for() -> None:
     torch.testing.assert_close(
         torch.func.grad(lambda x: layer(x).sum())(x), layer.weight.sum(0).expand(4, 8), rtol=1e-5, atol=1e-5
     )
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(layer(dual)).tangent[0], layer.weight.sum(1))
     compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), layer(x))
 

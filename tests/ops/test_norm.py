@@ -1,5 +1,6 @@
 """The CPU's RMSNorm against PyTorch's, with gradients of first and second order."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -32,6 +33,47 @@ def test_gradients_are_right_by_finite_differences():
     norm = RMSNorm(5, eps=1e-6).double()
     x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(norm, (x,))
+
+
+NORMS = {
+    "rms": lambda: (RMSNorm(5, eps=1e-6).double(), lambda norm, x: norm(x)),
+    "layer": lambda: (LayerNorm(5).double(), lambda norm, x: norm(x)),
+    "gelu": lambda: (LayerNorm(5).double(), lambda norm, x: torch.cat(gelu_norm(torch.cat([x, 2 * x], -1), norm), -1)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_second_derivatives_are_right_by_finite_differences(name):
+    norm, apply = NORMS[name]()
+    parameters = dict(norm.named_parameters())
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    values = [torch.randn_like(p).requires_grad_() for p in parameters.values()]
+
+    class Applied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = norm
+
+        def forward(self, x):
+            return apply(self.norm, x)
+
+    def function(x, *values):
+        given = {f"norm.{name}": v for name, v in zip(parameters, values, strict=True)}
+        return torch.func.functional_call(Applied(), given, (x,))
+
+    assert torch.autograd.gradgradcheck(function, (x, *values))
+
+
+def test_a_constant_gradient_has_second_derivatives_too():
+    """The gradient that comes in asks for none: nothing but x and the weight does."""
+    ours, theirs = RMSNorm(6, eps=1e-6), nn.RMSNorm(6, eps=1e-6)
+    x = torch.randn(4, 6, requires_grad=True)
+    found = []
+    for norm in (ours, theirs):
+        (g,) = torch.autograd.grad(norm(x)[:, :3].sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), [x, norm.weight]))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_layer_norm_hands_on_its_dtype_under_autocast():

@@ -4,7 +4,10 @@ import itertools
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.func import grad, jvp, vmap
 
+from tokenmix.devices import readable, transformed
 from tokenmix.ops import Compose, Gate, persist, reference, toeplitz
 from tokenmix.ops.toeplitz import toeplitz_share
 
@@ -53,6 +56,59 @@ def test_output_and_gradients_equal_the_reference(heads, softmax, causal, masked
 def test_second_derivatives_exist():
     w, x = leaf(1, 4, 4), leaf(2, 4, 3)
     assert torch.autograd.gradgradcheck(lambda w, x: persist(w, x, softmax=True), (w, x))
+
+
+@pytest.mark.parametrize("epilogue", [Compose(0.3), "gate"], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_second_derivatives_are_right_behind_every_epilogue(epilogue, masked):
+    w, x, u, bias = leaf(2, 4, 4), leaf(2, 4, 4), leaf(2, 4, 4), leaf(4)
+    mask = torch.tensor([[True] * 4, [True, True, False, False]]) if masked else None
+
+    def mixed(w, x, u, bias):
+        return persist(w, x, Gate(u, bias) if epilogue == "gate" else epilogue, softmax=True, mask=mask)
+
+    assert torch.autograd.gradgradcheck(mixed, (w, x, u, bias))
+
+
+def test_functional_transforms_are_noticed():
+    """What Python may read and what operators may run, inside of torch.func, of forward mode, and outside."""
+    seen = []
+
+    def look(x):
+        seen.append((readable(x), transformed()))
+        return x.sum()
+
+    x = torch.randn(3)
+    look(x)
+    grad(look)(x)
+    jvp(look, (x,), (x,))
+    with forward_ad.dual_level():
+        look(forward_ad.make_dual(x, x))
+    vmap(look)(x[:, None])
+    vmap(grad(look))(x[:, None])
+    grad(lambda x: vmap(look)(x[:, None]).sum())(x)
+    vmap(lambda _: look(x))(x)
+    assert seen == [(True, False)] + [(True, True)] * 3 + [(False, True)] * 3 + [(True, True)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_under_vmap_extreme_weights_are_right_without_a_question(causal):
+    w = torch.zeros(1, 4, 4, dtype=torch.float64)
+    w[0, :, 3 if not causal else 0] = 200.0
+    masks = torch.tensor([[True] * 4, [True, True, True, False] if not causal else [False, True, True, True]])
+    x = torch.randn(2, 4, 2, dtype=torch.float64)
+    options = dict(softmax=True, causal=causal)
+    out = vmap(lambda x, mask: persist(w, x[None], mask=mask[None], **options)[0])(x, masks)
+    assert torch.allclose(out, reference.persist(w, x, mask=masks, **options), atol=1e-6)
+
+
+def test_some_of_a_gate_may_be_one_of_many():
+    """Without gradients the gate is computed in place, which vmap refuses where s is shared and u is not."""
+    w, x, u = torch.randn(4, 4), torch.randn(2, 4, 6), torch.randn(5, 2, 4, 6)
+    with torch.no_grad():
+        out = vmap(lambda u: persist(w, x, Gate(u)))(u)
+    for k in range(5):
+        assert torch.allclose(out[k], reference.persist(w, x, Gate(u[k])), atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from tokenmix.devices import transformed
 
 
 class Rows:
@@ -38,11 +39,13 @@ class Rows:
 
     def gather(self, x: Tensor) -> Tensor:
         """[batch, length, …] → [tokens, …]"""
-        return _Gather.apply(x.flatten(0, 1), self.index)
+        x = x.flatten(0, 1)
+        return x.index_select(0, self.index) if transformed() else _Gather.apply(x, self.index)
 
     def spread(self, x: Tensor) -> Tensor:
         """[tokens, …] → [batch, length, …], zero at padding"""
-        return _Spread.apply(x, self.index, self.shape.numel()).unflatten(0, self.shape)
+        spread = _put if transformed() else _Spread.apply
+        return spread(x, self.index, self.shape.numel()).unflatten(0, self.shape)
 
 
 class _Gather(torch.autograd.Function):
@@ -74,7 +77,8 @@ class _Spread(torch.autograd.Function):
 
 def _put(x: Tensor, index: Tensor, count: int) -> Tensor:
     zeros = x.new_zeros(count, *x.shape[1:])
-    if torch.compiler.is_compiling():  # torch 2.11 compiles a backward that writes in place to one of zeros
+    if torch.compiler.is_compiling() or transformed():
+        # torch 2.11 compiles a backward that writes in place to one of zeros; vmap refuses some writes in place
         return zeros.index_copy(0, index, x)
     return zeros.index_copy_(0, index, x)
 
@@ -84,9 +88,7 @@ def real_rows(real: Tensor | None) -> Rows | None:
     number of rows, but compiled graphs and GPUs want fixed shapes."""
     if real is None or real.device.type != "cpu" or torch.compiler.is_compiling() or type(real) is not Tensor:
         return None
-    if (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    ):  # they see through plain operators
+    if transformed():  # under vmap the number of real tokens varies
         return None
     rows = Rows.of(real)
     return rows if 0 < len(rows) <= 0.95 * real.numel() else None

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tokenmix.devices import readable
 from tokenmix.models.config import TokenmixConfig
 from tokenmix.ops.linear import Linear, linear
 from tokenmix.ops.norm import LayerNorm
@@ -83,12 +84,12 @@ class Embedding(nn.Module):
         self._check(row, self.config.vocab_size, "token id", "vocab_size")
         vectors = self.tokens(row)
         parts = vectors.split([part.numel() for part in ids])
-        return [vector.view(*part.shape, -1) for part, vector in zip(ids, parts, strict=True)]
+        return [vector.view(*part.shape, vector.shape[-1]) for part, vector in zip(ids, parts, strict=True)]
 
     @staticmethod
     def _check(ids: Tensor, size: int, what: str, name: str) -> None:
         """A clear error on the CPU; a GPU reports it by itself, later and less clearly."""
-        if ids.device.type != "cpu" or torch.compiler.is_compiling() or type(ids) is not Tensor or ids.numel() == 0:
+        if ids.device.type != "cpu" or not readable(ids) or type(ids) is not Tensor or ids.numel() == 0:
             return
         low, high = (int(v) for v in ids.aminmax())
         if low < 0 or high >= size:

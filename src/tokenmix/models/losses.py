@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
+from tokenmix.devices import readable
+
 IGNORED = -100
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
     """A clear error on the CPU; a GPU reports it by itself, later and less clearly."""
-    if labels.device.type != "cpu" or torch.compiler.is_compiling() or type(labels) is not Tensor or not labels.numel():
+    if labels.device.type != "cpu" or not readable(labels) or type(labels) is not Tensor or not labels.numel():
         return
     wrong = labels[((labels < 0) & (labels != IGNORED)) | (labels >= classes)]
     if wrong.numel():

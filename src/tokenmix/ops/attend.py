@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from tokenmix.devices import transformed
 from tokenmix.ops.chunked import MASKED, chunked, future, per_key, rows
 from tokenmix.ops.dropout import kept, new_seed
 from tokenmix.ops.kernels import usable
@@ -78,9 +79,10 @@ def attend(
             q, k, v, bias=bias, key_bias=key_bias, mask=mask, lengths=lengths, causal=causal, dropout=dropout
         )
     trainable_bias = bias is not None and bias.requires_grad and torch.is_grad_enabled()
+    plain = transformed()
     small = batch * heads * queries * keys <= SMALL
-    if q is None or k is None or tile is not None or trainable_bias or (not v.is_cuda and (small or dropout)):
-        if small:
+    if q is None or k is None or tile is not None or trainable_bias or plain or (not v.is_cuda and (small or dropout)):
+        if small or plain:
             factor = kept(new_seed(v.device), v, slice(0, batch), slice(0, queries), dropout) if dropout else None
             out = rows(q, k, v, bias, key_bias, *(tile or (None, None)), mask, 0 if causal else -1, factor=factor)
         else:

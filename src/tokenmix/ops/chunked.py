@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.ops.dropout import kept, new_seed
+from tokenmix.ops.once import once
 
 MASKED = -30000.0  # finite, so that a row that sees nothing stays finite; exp(−30000) is 0 in every precision
 BLOCK = 1 << 19  # logits held at once: 2 MiB in float32, about a core's cache
@@ -241,3 +242,4 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+once(_backward)

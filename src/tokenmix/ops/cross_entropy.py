@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmix.devices import transformed
+from tokenmix.ops import reference
 from tokenmix.ops.kernels import usable
 from tokenmix.ops.linear import product
+from tokenmix.ops.once import REFUSAL
 
 BLOCK = 1 << 27  # logits that exist at once: 4,096 tokens of a 32,000-word vocabulary
 
@@ -47,9 +50,14 @@ def linear_cross_entropy(
         raise ValueError(
             f"labels must be {list(states.shape[:-1])} to fit states {list(states.shape)}; got {list(labels.shape)}"
         )
+    if transformed():
+        return reference.linear_cross_entropy(
+            states, weight, labels, bias=bias, ignore_index=ignore_index, label_smoothing=label_smoothing,
+            z_loss=z_loss, count=count,
+        )  # fmt: skip
     labels = labels.flatten()
     keep = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (states, weight, bias)]
-    if torch.is_autocast_enabled(states.device.type):
+    if not states.is_meta and torch.is_autocast_enabled(states.device.type):
         dtype = torch.get_autocast_dtype(states.device.type)
         states = states.to(dtype)
     if count is None:
@@ -183,7 +191,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.save_for_backward(*output[1:])
 
 
-def _backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, g: Tensor | None, *more: Tensor | None) -> tuple[Tensor | None, ...]:
+    if any(t is not None for t in more):  # somebody differentiates the gradients that ride along
+        raise RuntimeError(REFUSAL.format("tokenmix::linear_cross_entropy"))
     if g is None:
         return (None,) * 9
     plain = type(g) is Tensor and g.device.type == "cpu" and float(g) == 1  # as in loss.backward(): nothing to do

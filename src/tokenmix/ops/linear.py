@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokenmix.devices import transformed
+
 LARGE = 1 << 24  # multiply-adds from which oneDNN's 15 µs for setting up a call pay
 
 
@@ -30,7 +32,7 @@ def fast(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         and bool(torch.backends.mkldnn.enabled)
         and torch.backends.mkldnn.is_available()
         and not torch.is_autocast_enabled("cpu")
-        and not torch._C._are_functorch_transforms_active()
+        and not transformed()
     )
 
 

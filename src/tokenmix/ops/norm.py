@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from tokenmix.devices import transformed
 from tokenmix.ops.kernels import usable
 
 WIDEST = 4096  # a row of this many channels fits into the registers of a kernel
@@ -21,19 +21,28 @@ class _RmsNorm(torch.autograd.Function):
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
+        ctx.eps = eps
         return (x * r).mul_(weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         # LayerNorm's fused gradient at mean 0 is ours but for a term − r · mean(g w), which is put back
         x, weight, r = ctx.saved_tensors
+        if torch.is_grad_enabled():  # gradients of gradients are asked for
+            return *_rms_gradients(grad, x, weight, ctx.eps), None
         width, zero = x.shape[-1], torch.zeros_like(r)
         dx, dw, _ = torch.ops.aten.native_layer_norm_backward(
             grad.contiguous(), x, [width], zero, r, weight, torch.zeros_like(weight), [True, True, False]
         )
         mean = (grad.flatten(0, -2) @ weight).div_(width).view_as(r)
         return dx.addcmul_(mean, r), dw, None
+
+
+def _rms_gradients(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """dx and dw of `_RmsNorm` in plain operators, themselves differentiable."""
+    r = x.square().mean(-1, keepdim=True).add(eps).rsqrt()
+    unit, g = x * r, grad * weight
+    return r * (g - unit * (g * unit).mean(-1, keepdim=True)), (grad * unit).flatten(0, -2).sum(0)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -45,7 +54,7 @@ class RMSNorm(nn.RMSNorm):
             return (unit * self.weight).to(x.dtype)
         plain = x.device.type != "cpu" or torch.compiler.is_compiling() or x.dim() < 2
         narrow = x.dtype in (torch.float16, torch.bfloat16)  # their sum of squares needs a wider type
-        if plain or narrow or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        if plain or narrow or not torch.is_grad_enabled() or transformed():
             return super().forward(x)
         return _RmsNorm.apply(x, self.weight, self.eps)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix.devices import readable
+from tokenmix.devices import readable, transformed
 from tokenmix.ops import reference
 from tokenmix.ops.epilogue import Compose, Epilogue, Gate
 from tokenmix.ops.kernels import usable
@@ -38,7 +38,8 @@ def persist(
         epilogue: :class:`Compose`, :class:`Gate` or None.
         softmax: normalise each row of `weight` over the tokens it sees.
         mask: [batch, keys], True for real tokens; padding contributes nothing. A row all of whose visible weights lie
-            more than e^57 below its largest is computed by the reference; compiled graphs cannot ask that question.
+            more than e^57 below its largest is computed by the reference; compiled graphs cannot ask that question, and
+            under vmap every row is.
         causal: query i sees keys j ≤ i only.
         dropout: probability of dropping an entry of the matrix, drawn once per batch.
 
@@ -77,7 +78,7 @@ def persist(
         e = torch.exp((w - w.detach().amax(-1, keepdim=True)).clamp_min(FLOOR))
         e = (e if triangle is None else e * triangle).to(x.dtype if x.dtype != torch.float16 else torch.float32)
         m = mask.to(w.dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):  # the meta device has none
             total = torch.einsum("hij,bj->bih", e.to(w.dtype), m)  # the same rounded E in both products
         if _vanishes(total, m, causal):
             return reference.persist(
@@ -147,7 +148,8 @@ def shared_matmul(w: Tensor, x: Tensor) -> Tensor:
     dtype = w.dtype
     if dtype != torch.float64 and not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-    return _SharedMatmul.apply(w.to(dtype), x.to(dtype))
+    multiply = _product if transformed() else _SharedMatmul.apply
+    return multiply(w.to(dtype), x.to(dtype))
 
 
 def _product(w: Tensor, x: Tensor) -> Tensor:
@@ -159,7 +161,9 @@ def _product(w: Tensor, x: Tensor) -> Tensor:
 
 def _finish(s: Tensor, x: Tensor, epilogue: Epilogue | None) -> Tensor:
     """The epilogue in few passes over memory, in place where nobody will ask for s again."""
-    eager = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    if transformed():
+        return reference.apply_epilogue(s, x, epilogue)
+    eager = not torch.compiler.is_compiling()
     if isinstance(epilogue, Gate) and not torch.is_grad_enabled() and s.dtype == epilogue.u.dtype:
         u, bias, addend = epilogue
         f = s if bias is None else s.add_(bias[:, None])
@@ -190,9 +194,10 @@ def _drop(w: Tensor, dropout: float) -> Tensor:
 
 
 def _vanishes(total: Tensor, m: Tensor, causal: bool) -> bool:
-    """Does a row see tokens, yet only with weights below what exp resolves? Not asked where it cannot be."""
+    """Does a row see tokens, yet only with weights below what exp resolves? Where that cannot be asked: no in a graph,
+    which has one way to go; yes under vmap, which can take the way that is always right."""
     if not readable(total):
-        return False
+        return transformed()
     rows = total.shape[1]
     reach = torch.arange(rows, device=m.device).clamp(max=m.shape[1] - 1)  # the last key that a row may see
     sees = (m.cumsum(-1)[:, reach] if causal else m.sum(-1, keepdim=True)).unsqueeze(-1) > 0

@@ -1,4 +1,4 @@
-"""The two operators as the papers write them: plain torch, one line per equation, nothing clever.
+"""The operators as the papers write them: plain torch, one line per equation, nothing clever.
 
 Every faster path is tested against these for outputs and for every gradient. They run in float64 when given float64;
 lower precisions are computed in float32.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy, linear
 
 from tokenmix.ops.epilogue import Compose, Epilogue, Gate
 
@@ -134,6 +135,29 @@ def toeplitz(w: Tensor, length: int) -> Tensor:
     n = (w.shape[-1] + 1) // 2
     i = torch.arange(length, device=w.device)
     return w[..., n - 1 + i[None, :] - i[:, None]]
+
+
+def linear_cross_entropy(
+    states: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    count: Tensor | int | None = None,
+) -> Tensor:
+    """Mean over the real labels of −(1 − ε) log p(y) − ε/V Σ_v log p(v) + z log²Z, p = softmax(h Wᵀ + b) = exp(…)/Z."""
+    logits = _up(linear(_up(states), _up(weight), None if bias is None else _up(bias))).flatten(0, -2)
+    labels = labels.flatten()
+    real = labels != ignore_index
+    total = cross_entropy(
+        logits, labels, None, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum"
+    )
+    if z_loss:
+        total = total + z_loss * (torch.logsumexp(logits, -1).square() * real).sum()
+    return total / (real.sum().clamp_min(1) if count is None else count)
 
 
 def _add(logits: Tensor | None, more: Tensor) -> Tensor:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmix.devices import transformed
 from tokenmix.ops.epilogue import Epilogue
+from tokenmix.ops.once import once
 from tokenmix.ops.reference import apply_epilogue
 
 # from this length on the FFT is faster than the matrix: benchmarks/results/ops-h200.json
@@ -24,7 +26,7 @@ def toeplitz(w: Tensor, length: int) -> Tensor:
     if length > n:
         raise ValueError(f"length {length} exceeds the {n} positions of this Toeplitz matrix")
     window = w[..., n - length : n + length - 1]  # offsets −(length − 1) … length − 1
-    if w.is_cuda:
+    if w.is_cuda and not transformed():
         return _Diagonals.apply(window, length)
     return window.unfold(-1, length, 1).flip(-2)  # row i starts at offset −i
 
@@ -76,7 +78,7 @@ def persist_toeplitz(
     from tokenmix.ops.persist import persist
 
     length, heads = x.shape[1], 1 if w.dim() == 1 else w.shape[0]
-    if length < LONG.get(x.device.type, LONG["cpu"]) or x.shape[-1] // heads % 2:
+    if length < LONG.get(x.device.type, LONG["cpu"]) or x.shape[-1] // heads % 2 or transformed():
         return persist(toeplitz(w, length), x, mask=mask, causal=causal, epilogue=epilogue)
     n = (w.shape[-1] + 1) // 2
     if length > n:
@@ -167,3 +169,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
 
 
 toeplitz_fft.register_autograd(_backward, setup_context=_setup)
+once(toeplitz_fft_backward)

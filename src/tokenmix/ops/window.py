@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
+from tokenmix.devices import transformed
 from tokenmix.ops.kernels import usable
+from tokenmix.ops.once import once
 
 CHUNK = {"cpu": 1 << 22, "cuda": 1 << 28}  # hidden values held at once
 WIDEST = {torch.float32: 17, torch.float16: 33, torch.bfloat16: 33}  # windows whose blocks fit a kernel's registers
@@ -32,7 +34,7 @@ def window_mlp(x: Tensor, w: Tensor, b: Tensor, a: Tensor) -> Tensor:
         from tokenmix.ops.kernels.window import fused_window_mlp
 
         return fused_window_mlp(x.to(_product_dtype(x)), w, b, a)
-    if x.shape[0] * x.shape[2] <= _rows_at_once(x.device, length, w):
+    if x.shape[0] * x.shape[2] <= _rows_at_once(x.device, length, w) or transformed():
         # [batch, channels, length, window]: along the last dimension, since the compiler of torch 2.13 gets the gradient
         # of windows along another one wrong on a CPU
         windows = x.transpose(1, 2).unfold(-1, w.shape[1], 1)
@@ -113,3 +115,4 @@ def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 
 
 _forward.register_autograd(lambda ctx, g: _backward(g, *ctx.saved_tensors), setup_context=_remember)
+once(_backward)

@@ -17,6 +17,7 @@ from tokenmix.ops.dropout import new_seed
 from tokenmix.ops.kernels import INTERPRETING, attention
 from tokenmix.ops.kernels.mix import describe, tma_ready
 from tokenmix.ops.kernels.tune import Config, choose, precision
+from tokenmix.ops.once import once
 
 WORKSPACE = 1 << 30  # bytes of dS that exist at once on the way back
 
@@ -248,6 +249,7 @@ def _backward(ctx: Any, g: Tensor | None, _: Tensor | None, back: Any = attend_b
 
 
 attend_op.register_autograd(_backward, setup_context=_setup)
+once(attend_backward)
 
 
 def fused_attend(
@@ -284,4 +286,5 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, g, None, attend_backward._init_fn)
+        # the dispatcher keeps a record, for those who ask for gradients of gradients and are to hear that there are none
+        return _backward(ctx, g, None, attend_backward if torch.is_grad_enabled() else attend_backward._init_fn)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokenmix.ops.kernels.gelu import cdf, slope
 from tokenmix.ops.kernels.tune import Config, choose, processors
+from tokenmix.ops.once import once
 
 
 @triton.jit
@@ -156,6 +157,7 @@ def _grads(ctx, dz1, dz2, *_):
 
 
 gelu_norm_op.register_autograd(_grads, setup_context=_setup)
+once(gelu_norm_backward)
 
 
 def fused_gelu_norm(h: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:

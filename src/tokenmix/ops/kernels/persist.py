@@ -15,6 +15,7 @@ from tokenmix.ops.epilogue import Compose, Epilogue, Gate
 from tokenmix.ops.kernels.mix import mix, prepare
 from tokenmix.ops.kernels.outer import outer
 from tokenmix.ops.kernels.rows import alpha_grad, row_dot
+from tokenmix.ops.once import once
 
 
 def fused_persist(
@@ -176,6 +177,7 @@ def _backward(ctx: Any, g: Tensor | None, _: Tensor | None, back: Any = persist_
 
 
 persist_op.register_autograd(_backward, setup_context=_setup)
+once(persist_backward)
 
 
 class _Eager(torch.autograd.Function):
@@ -189,4 +191,5 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, g, None, persist_backward._init_fn)
+        # the dispatcher keeps a record, for those who ask for gradients of gradients and are to hear that there are none
+        return _backward(ctx, g, None, persist_backward if torch.is_grad_enabled() else persist_backward._init_fn)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from tokenmix.ops.kernels.gelu import cdf, slope
 from tokenmix.ops.kernels.tune import Config, choose, precision, processors
+from tokenmix.ops.once import once
 
 ROWS = {
     torch.bfloat16: 256,
@@ -261,3 +262,4 @@ def _remember(ctx, inputs, output):
 fused_window_mlp.register_autograd(
     lambda ctx, dy: fused_window_mlp_backward(dy, *ctx.saved_tensors), setup_context=_remember
 )
+once(fused_window_mlp_backward)
