@@ -42,6 +42,19 @@ def test_the_table_holds_every_preset_uncut(cache: Path) -> None:
         assert line[-2].strip() in ("", preset.note)
 
 
+def test_a_narrow_terminal_shows_fewer_columns(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TOKENMIX_CACHE", str(cache))
+    for width, columns in ((80, 4), (models.WIDE, len(models.COLUMNS))):
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        models.models("remixer", as_json=False)
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if "remixer-tiny" in line)
+        assert len(line.split("│")) == columns + 2
+        assert "dot | remix" in line
+
+
 def test_json_holds_the_same_as_numbers(cache: Path) -> None:
     entries = json.loads(run(cache, "gmlp-*16-224", "--json"))
     assert {entry["name"]: entry["parameters"] for entry in entries} == {

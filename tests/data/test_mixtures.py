@@ -116,10 +116,10 @@ def test_named_mixtures_are_the_papers():
 def test_tasks_without_data_are_left_out_only_when_asked(caplog):
     def load(name):
         if name == "record":
-            raise ValueError("record is not here")
+            raise FileNotFoundError("record is not here")
         return Named(name, 10)
 
-    with pytest.raises(ValueError, match="record is not here"):
+    with pytest.raises(FileNotFoundError, match="record is not here"):
         named_mixture("superglue", load)
     mixed = named_mixture("superglue", load, skip_missing=True)
     assert len(mixed.names) == 7

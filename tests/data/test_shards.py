@@ -385,3 +385,11 @@ def test_command_prepares(text_file, tokenizer, tmp_path):
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "lines"), "--split", "lines"])
     assert isinstance(result.exception, ValueError)
     assert "did you mean 'line'" in str(result.exception)
+    assert "preparing" not in result.output
+
+
+def test_ids_of_another_tokenizer_are_refused(folder, tokenizer):
+    shards = TokenShards(folder)
+    shards.check_tokenizer(tokenizer)
+    with pytest.raises(ValueError, match=r"hold ids of another tokenizer .*take theirs, .*tokenizer, or prepare"):
+        shards.check_tokenizer(train_tokenizer(["a b c"], kind="word", vocab_size=20))

@@ -64,7 +64,7 @@ def test_tsv_passes_over_as_many_broken_rows_as_it_is_told(tmp_path: Path) -> No
 
 def test_text_that_is_no_utf8_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, {"a.txt": b"fine\n\xff\xfe\n"})
-    with pytest.raises(ValueError, match=r"a\.txt.*expected UTF-8"):
+    with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text \(invalid start byte in .*xff"):
         list(readers.lines(tmp_path / "a.txt"))
 
 
@@ -167,12 +167,44 @@ def test_own_text_is_for_language_models(tmp_path: Path) -> None:
         ("file:{}/none.jsonl?input=a&target=b", FileNotFoundError, r"none\.jsonl"),
         ("file:{}/none.jsonl?text=a&label=b", FileNotFoundError, r"none\.jsonl"),
         ("file:{}/t.parquet?input=a&target=b", ValueError, r"expected a name ending in \.tsv"),
+        ("file:{}/null.jsonl?input=a&target=b", ValueError, r"null\.jsonl, line 1: field 'b' is null"),
+        ("file:{}/null.jsonl?input=b&target=a", ValueError, r"null\.jsonl, line 1: field 'b' is null"),
+        ("file:{}/null.jsonl?text=b", ValueError, r"null\.jsonl, line 1: field 'b' is null"),
+        ("file:{}/null.jsonl?text=a&label=b", ValueError, r"null\.jsonl, line 1: field 'b' is null"),
+        ("file:{}/one.csv?text=a&label=b", ValueError, r"one\.csv holds 'only' alone; .*'b' needs at least two labels"),
+        ("file:{}/empty.csv?text=a&label=b", ValueError, r"empty\.csv has no rows; .*at least two labels"),
+        ("file:{}/twice.csv?input=a&target=b", ValueError, r"twice\.csv, line 1: the column 'a' stands there 2 times"),
+        ("file:{}/twice.tsv?input=a&target=b", ValueError, r"twice\.tsv, line 1: the column 'a' stands there 2 times"),
+        (
+            "file:{}/broken.jsonl?input=a&target=b",
+            ValueError,
+            r"broken\.jsonl\.gz cannot be unpacked .*not a \.gz file",
+        ),
     ],
 )
 def test_mistakes_in_own_files_are_answered(spec: str, error: type[Exception], message: str, tmp_path: Path) -> None:
-    write(tmp_path, {"t.jsonl": '{"a": "x", "b": "y"}\n', "t.parquet": "PAR1"})
+    write(
+        tmp_path,
+        {
+            "t.jsonl": '{"a": "x", "b": "y"}\n',
+            "t.parquet": "PAR1",
+            "null.jsonl": '{"a": "x", "b": null}\n',
+            "one.csv": "a,b\nx,only\ny,only\n",
+            "empty.csv": "a,b\n",
+            "twice.csv": "a,b,a\n1,2,3\n",
+            "twice.tsv": "a\tb\ta\n1\t2\t3\n",
+        },
+    )
+    (tmp_path / "broken.jsonl.gz").write_bytes(b"not packed")
     with pytest.raises(error, match=message):
         get_task(spec.format(tmp_path)).load("train")
+
+
+def test_a_file_of_ones_own_that_is_not_there_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"t.jsonl": '{"a": "x", "b": "y"}\n'})
+    task = get_task(f"file:{tmp_path}/t.jsonl?input=a&target=b&validation=none.jsonl")
+    with pytest.raises(FileNotFoundError, match=rf"no file for split 'validation'. Looked for {tmp_path}/none\.jsonl"):
+        task.load("validation")
 
 
 # --- the Hub

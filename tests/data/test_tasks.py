@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -279,6 +280,9 @@ def test_any_folder_of_images(tmp_path: Path) -> None:
     assert [len(task.load(s)) for s in ("train", "validation")] == [2, 2]
     with pytest.raises(FileNotFoundError, match="class folders"):
         get_task(f"images:{tmp_path}/none")
+    write(tmp_path, {"one/cat/1.png": png(1)})
+    with pytest.raises(ValueError, match=r"one has 1 class folders \(cat\); expected at least two"):
+        get_task(f"images:{tmp_path}/one")
 
 
 # --- registry, errors, command
@@ -287,6 +291,8 @@ def test_any_folder_of_images(tmp_path: Path) -> None:
 def test_misspelt_names_are_answered() -> None:
     with pytest.raises(ValueError, match="did you mean 'sst2'"):
         get_task("sst")
+    with pytest.raises(ValueError, match=r"'shards:wiki' holds token ids to train on.*--task file:text\.txt"):
+        get_task("shards:wiki")
     with pytest.raises(ValueError, match=r"split of task 'scan'.*Known: test, train"):
         get_task("scan").load("dev")
     with pytest.raises(ValueError, match=r"form of task 'scan'.*Known: text"):
@@ -410,6 +416,25 @@ def test_listing_is_never_cut(tmp_path: Path) -> None:
     cogs = next(entry for entry in entries if entry["name"] == "cogs")
     assert all(cogs["present"].values())
     assert cogs["folders"] == [str(tmp_path / "cogs")]
+
+
+def test_listing_wants_a_folder_that_exists(tmp_path: Path) -> None:
+    from tokenmix.cli import app, load_commands
+
+    load_commands()
+    result = CliRunner().invoke(app, ["tasks", "--data", str(tmp_path / "nope")])
+    assert result.exit_code == 2
+    assert "Invalid value for '--data'" in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+
+def test_a_split_without_examples_is_named_with_its_file(tmp_path: Path) -> None:
+    write(tmp_path, {"cogs/train.tsv": "", "cogs/dev.tsv": ""})
+    task = get_task("cogs")
+    with pytest.raises(ValueError, match=rf"task 'cogs', split 'train': no examples in {tmp_path}/cogs/train\.tsv"):
+        task.some(task.load("train", tmp_path), "train", tmp_path)
+    with pytest.raises(ValueError, match="task 'scan', split 'test': no examples in generated"):
+        get_task("scan").some([], "test")
+    assert get_task("scan").some([Example()], "test") == [Example()]
 
 
 def test_bad_conversion_names_the_row() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -185,8 +186,6 @@ def test_mistakes_are_answered_with_what_to_do(tmp_path):
         train_tokenizer(TEXTS, kind="unigrm")
     with pytest.raises(ValueError, match="vocab_size=100 is too small for a unigram tokenizer; give 291"):
         train_tokenizer(TEXTS, vocab_size=100)
-    with pytest.raises(ValueError, match="vocab_size=400 is too small for a unigram tokenizer of these texts"):
-        train_tokenizer(["".join(map(chr, range(0x4E00, 0x4F00)))], vocab_size=400)
     with pytest.raises(ValueError, match="texts is one string"):
         train_tokenizer("text")
     (tmp_path / "bad.model").write_bytes(b"not a model at all")
@@ -201,6 +200,58 @@ def test_mistakes_are_answered_with_what_to_do(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"cannot load tokenizer .*`tokenmix tokenizer` trains one"):
         load_tokenizer(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("normalization", ["none", "nfkc"])
+def test_a_vocabulary_that_is_too_small_is_answered_with_the_smallest_that_is_not(normalization):
+    texts = ["ﬁne ½\ttab", "".join(map(chr, range(0x4E00, 0x4F00)))]
+    with pytest.raises(
+        ValueError, match=r"400 is too small for a unigram tokenizer of these texts.* give \d+"
+    ) as error:
+        train_tokenizer(texts, vocab_size=400, normalization=normalization)
+    enough = int(re.search(r"give (\d+)", str(error.value))[1])
+    train_tokenizer(texts, vocab_size=enough, normalization=normalization)
+    with pytest.raises(ValueError, match="too small"):
+        train_tokenizer(texts, vocab_size=enough - 1, normalization=normalization)
+
+
+@pytest.mark.parametrize("name", ["./mine", "{}/mine", "a/b/c", "~/mine-that-is-not-there"])
+def test_what_looks_like_a_path_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *a: pytest.fail("the Hub was asked"))
+    with pytest.raises(ValueError, match="no such file, folder or Hub name"):
+        load_tokenizer(name.format(tmp_path))
+
+
+def test_without_a_network_the_hub_is_not_asked_for_a_tokenizer(monkeypatch):
+    import huggingface_hub.constants
+
+    seen = []
+
+    def nowhere(*_):
+        raise OSError("Name or service not known")
+
+    def asked(name):
+        seen.append((name, huggingface_hub.constants.HF_HUB_OFFLINE))
+        raise OSError(name)
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("tokenmix.data.sources.getproxies", dict)
+    monkeypatch.setattr("tokenmix.data.sources.socket.getaddrinfo", nowhere)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", asked)
+    with pytest.raises(ValueError, match="no such file, folder or Hub name"):
+        load_tokenizer("google/t5-smal")
+    assert seen == [("google/t5-smal", True)]
+
+
+def test_command_writes_no_tokenizer_into_a_file(tmp_path):
+    load_commands()
+    text, out = tmp_path / "text.txt", tmp_path / "file"
+    text.write_text("\n\n".join(TEXTS))
+    out.write_text("mine")
+    result = CliRunner().invoke(app, ["tokenizer", str(text), "--vocab", "400", "--out", str(out)])
+    assert result.exit_code == 2
+    assert "Invalid value for '--out'" in re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+    assert out.read_text() == "mine"
 
 
 def test_command_trains_and_saves(tmp_path):

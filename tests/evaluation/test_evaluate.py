@@ -14,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from tokenmix.cli import app, load_commands
+from tokenmix.data.mixtures import MIXTURES
 from tokenmix.data.task import get_task
 from tokenmix.data.tokenizers import train_tokenizer
 from tokenmix.evaluation.answer import Answerer
@@ -22,6 +23,7 @@ from tokenmix.evaluation.predictions import by_length, generate_texts
 from tokenmix.generation import generate
 from tokenmix.models import create_model
 from tokenmix.training import train
+from tokenmix.training.config import read_layer
 from tokenmix.training.features import features_for
 
 load_commands()
@@ -56,6 +58,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["predict", "jump", "--beams", "0"],
         ["evaluate", "--limit", "0"],
         ["evaluate", "--batch-size", "-1"],
+        ["predict", "jump", "--seed", str(2**63)],
+        ["evaluate", "--predictions", "/"],
     ],
 )
 def test_impossible_numbers_are_refused(run: Path, arguments: list[str]) -> None:
@@ -175,3 +179,118 @@ def test_answers_in_bf16_are_those_of_narrow_weights(device: str, monkeypatch: p
 
 def test_batches_go_by_length() -> None:
     assert by_length([1, 5, 3, 4], 2) == [[1, 3], [2, 0]]
+
+
+# --------------------------------------------------------------------------------------------------- a run of one's own
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a file that lies in its own data folder: RUN/../data."""
+    folder = tmp_path_factory.mktemp("classifier")
+    (folder / "data" / "cogs").mkdir(parents=True)
+    rows = [{"text": f"{word} film {n}", "label": word} for n in range(8) for word in ("bad", "good")]
+    (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command(
+        "train", "--layer", "dot | mlp", "--body", "encoder", "--task", f"file:{folder / 'own.jsonl'}?text=text&label=label",
+        "--steps", 2, "--out", folder / "run", *SIZES, "--device", "cpu", "--tokenizer", "word", "--set", "tensorboard=false",
+    )  # fmt: skip
+    return folder / "run"
+
+
+def test_the_target_of_the_first_class_is_written(classifier: Path, tmp_path: Path) -> None:
+    command("evaluate", classifier, "--predictions", tmp_path / "p.jsonl", "--device", "cpu", "--limit", 4)
+    rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert [(row["input"], row["target"]) for row in rows[:2]] == [(["bad film 0"], 0), (["good film 0"], 1)]
+
+
+def test_a_classifier_answers_when_its_training_file_has_moved(classifier: Path, tmp_path: Path) -> None:
+    settings = (classifier / "config.yaml").read_text()
+    shutil.copytree(classifier, tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text(settings.replace("own.jsonl", "moved.jsonl"))
+    (answer,) = command("predict", tmp_path / "run", "good film", "--device", "cpu").stdout.splitlines()
+    assert answer in ("bad", "good")
+    with pytest.raises(FileNotFoundError, match="reads its label names from there"):
+        command("evaluate", tmp_path / "run", "--device", "cpu")
+
+
+def test_a_run_is_evaluated_on_the_data_it_was_trained_on(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "data" / "cogs").mkdir(parents=True)
+    for name in ("train", "dev", "test", "gen"):
+        (tmp_path / "data" / "cogs" / f"{name}.tsv").write_text("A rose .\trose ( x )\tin_distribution\n" * 3)
+    shutil.copytree(run, tmp_path / "run")
+    config = read_layer(tmp_path / "run" / "config.yaml")
+    config["data"] |= {"task": "cogs", "folder": str(tmp_path / "data")}
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps(config))
+    (result,) = json.loads(command("evaluate", tmp_path / "run", "--json", "--device", "cpu").stdout)
+    assert (result["task"], result["examples"]) == ("cogs", 3)
+    (tmp_path / "data" / "cogs" / "gen.tsv").write_text("")
+    with pytest.raises(ValueError, match=r"task 'cogs', split 'gen': no examples in .*gen\.tsv"):
+        command("evaluate", tmp_path / "run", "--device", "cpu")
+
+
+def test_parts_of_a_mixture_that_are_not_here_are_left_out(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(MIXTURES, "some", {"cogs": 1, "scan": 1})
+    options = ["--data", tmp_path, "--limit", 2, "--device", "cpu"]
+    (result,) = json.loads(command("evaluate", run, "--task", "some", "--json", *options).stdout)
+    assert result["task"] == "scan"
+    assert "mixture some goes without cogs" in caplog.text
+    assert [r.task for r in evaluate([run], ["some"], data=tmp_path, limit=2, device="cpu")] == ["scan"]
+    with pytest.raises(FileNotFoundError, match="data not found"):
+        command("evaluate", run, "--task", "cogs", *options)
+    monkeypatch.setitem(MIXTURES, "some", {"cogs": 1})
+    with pytest.raises(ValueError, match="none of the tasks has data here"):
+        command("evaluate", run, "--task", "some", *options)
+
+
+def test_a_run_on_shards_asks_for_a_task_to_evaluate(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    config = read_layer(run / "config.yaml")
+    config["data"]["task"] = f"shards:{tmp_path}"
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"holds token ids to train on.*--task file:text\.txt"):
+        command("evaluate", tmp_path / "run", "--device", "cpu")
+    assert len(command("predict", tmp_path / "run", "jump", "--device", "cpu").stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("way", ["stdin", "file"])
+def test_lines_that_are_no_utf8_are_an_error(run: Path, tmp_path: Path, way: str) -> None:
+    (tmp_path / "latin1.txt").write_bytes(b"jump\ncaf\xe9\n")
+    options = {"stdin": {"input": b"jump\ncaf\xe9\n"}, "file": {}}[way]
+    asked = [
+        "predict",
+        str(run),
+        "--device",
+        "cpu",
+        *(["--file", str(tmp_path / "latin1.txt")] if way == "file" else []),
+    ]
+    result = CliRunner().invoke(app, asked, **options)
+    source = {"stdin": "standard input", "file": f"{tmp_path}/latin1.txt"}[way]
+    assert isinstance(result.exception, ValueError)
+    assert str(result.exception).startswith(f"{source} is not UTF-8 text (")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "jump", "--temperature", "0.5"], "temperature have no effect.*add --sample"),
+        (["predict", "jump", "--top-p", "0.5"], "top_p have no effect.*add --sample"),
+        (
+            ["predict", "jump", "--beams", "2", "--length-penalty", "nan"],
+            "length_penalty must be a finite number; got nan",
+        ),
+        (["evaluate", "--beams", "2", "--length-penalty", "inf"], "length_penalty must be a finite number; got inf"),
+        (["predict", "jump", "--length-penalty", "0.6"], "length_penalty=0.6 ranks beams, and there is one"),
+        (["predict", "--file", "{tmp}"], "is a folder; name its text files"),
+        (["predict", "--file", "{tmp}/none.txt"], r"text file .*none\.txt does not exist"),
+        (["evaluate", "--predictions", "{tmp}/none/p.jsonl"], r"there is no folder .*none; make it first"),
+    ],
+)
+def test_options_that_cannot_be_met_are_answered_at_once(
+    run: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    command, *rest = (argument.format(tmp=tmp_path) for argument in arguments)
+    with pytest.raises(ValueError, match=message):
+        CliRunner().invoke(app, [command, str(run), *rest, "--device", "cpu"], catch_exceptions=False)

@@ -327,6 +327,10 @@ def test_inspect_without_a_text_reads_an_example_of_the_runs_task(tmp_path: Path
         (["{run}", "--image", "b.png"], "no such image"),
         (["{foreign}"], "not of a tokenmix model"),
         (["{weightless}"], "no weights"),
+        (["{damaged}"], "the weights in .* are damaged .*take a checkpoint of the run"),
+        (["{encoder}", "--text", "jump", "--target", "walk"], "--target is for models that answer with text"),
+        (["{run}", "--text", "jump", "--text", "walk"], "--text twice is for models that read pairs"),
+        (["{run}", "--target", "walk"], "--target was given without --text"),
     ],
 )
 def test_inspect_answers_mistakes(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -336,8 +340,13 @@ def test_inspect_answers_mistakes(tmp_path: Path, arguments: list[str], message:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "foreign" / "model.safetensors").touch()
+    made.save_run(tmp_path / "encoder", "bert-tiny")
+    damaged = made.save_run(tmp_path / "damaged") / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:100])
     places = {
         "run": run,
+        "damaged": tmp_path / "damaged",
+        "encoder": tmp_path / "encoder",
         "missing": tmp_path / "missing",
         "foreign": tmp_path / "foreign",
         "weightless": tmp_path / "weightless",

@@ -33,6 +33,13 @@ from tokenmix.training.config import assignment, merge, read_layer
         ({"schedule": {"warmup": -3}}, "schedule.warmup must be at least 0; got -3"),
         ({"validation": {"patience": -1}}, "validation.patience must be at least 1; got -1"),
         ({"seed": 10**23}, "seed must be below 2⁶³"),
+        ({"seed": 10**400}, "seed must be a whole number"),
+        ({"optimizer": {"lr": -1}}, "optimizer.lr must be at least 0; got -1"),
+        ({"optimizer": {"lr": "nan"}}, "optimizer.lr must be at least 0; got nan"),
+        ({"optimizer": {"lr": "inf"}}, "optimizer.lr must be a finite number; got inf"),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, r"optimizer.betas must be two numbers in \[0, 1\); got \[0.9, 1.0\]"),
+        ({"optimizer": {"betas": [-0.1, 0.9]}}, r"optimizer.betas must be two numbers in \[0, 1\)"),
+        ({"budget": {"steps": "inf"}}, "budget.steps must be a whole number; got 'inf'"),
     ],
 )
 def test_mistakes_are_named(values: dict, message: str) -> None:
@@ -74,6 +81,11 @@ def test_a_file_that_is_no_configuration(tmp_path: Path) -> None:
         RunConfig.read(tmp_path / "a.yaml")
     with pytest.raises(ValueError, match="expected KEY=VALUE"):
         assignment("optimizer.lr")
+    with pytest.raises(ValueError, match=r"cannot read the value '\[0.9' \(expected .*give JSON or YAML"):
+        assignment("optimizer.betas=[0.9")
+    for path in (tmp_path / "nope.yaml", tmp_path):
+        with pytest.raises(ValueError, match=rf"cannot read the configuration {path} \(.*give a YAML or JSON file"):
+            RunConfig.read(path)
 
 
 def test_set_reaches_none_and_stands_above_options(tmp_path: Path) -> None:

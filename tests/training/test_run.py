@@ -297,3 +297,123 @@ def test_weights_bring_their_layers(tmp_path: Path) -> None:
     train(config)
     made = TokenmixConfig.from_pretrained(tmp_path / "third")
     assert (made.dropout, made.attention_dropout, made.inner_dropout) == (0.1, 0.1, 0.1)  # T5's follow
+
+
+# ------------------------------------------------------------------------------------ data that does not fit the run
+
+
+def rows(path: Path, *records: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def shards(tmp_path: Path) -> Path:
+    from tokenmix.data.shard_writer import prepare_shards
+    from tokenmix.data.tokenizers import train_tokenizer
+
+    text = [f"{word} number {n} and so on" for n in range(300) for word in ("one", "two", "six")]
+    (tmp_path / "text.txt").write_text("\n\n".join(text))
+    tokenizer = train_tokenizer(text, vocab_size=400)
+    prepare_shards([tmp_path / "text.txt"], tokenizer, tmp_path / "shards")
+    return tmp_path / "shards"
+
+
+def test_shards_are_read_with_their_own_tokenizer_alone(tmp_path: Path) -> None:
+    from tokenmix.data.tokenizers import train_tokenizer
+
+    task = f"shards:{shards(tmp_path)}"
+    train_tokenizer(["a b c"], kind="word", vocab_size=20).save_pretrained(tmp_path / "other")
+    train(tiny(tmp_path / "words", budget__steps=1))  # a run whose tokenizer knows the words of SCAN
+    own = str(tmp_path / "shards" / "tokenizer")
+    for tokenizer, begun, message in (
+        (str(tmp_path / "other"), None, "hold ids of another tokenizer"),
+        (None, str(tmp_path / "words"), "hold ids of another tokenizer"),
+        ("unigram", None, "leave it out"),
+        (own, None, None),
+        (None, None, None),
+    ):
+        config = tiny(tmp_path / "run", data__task=task, data__tokenizer=tokenizer, data__max_input=32)
+        if begun is not None:
+            config.model = RunConfig.of({"model": {"weights": begun}}).model
+        if message is None:
+            assert build(config).tokenizer.get_vocab()["</s>"] == 1
+        else:
+            with pytest.raises(ValueError, match=message):
+                build(config)
+    result = train(tiny(tmp_path / "run", data__task=task, data__max_input=32, budget__steps=1))
+    assert f"tokenmix evaluate {tmp_path / 'run'} --task file:text.txt" in result.summary()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ("&validation=none.jsonl", FileNotFoundError, r"no file for split 'validation'. Looked for .*none\.jsonl"),
+        ("&validation=empty.jsonl", ValueError, r"split 'validation': no examples in .*empty\.jsonl"),
+    ],
+)
+def test_a_validation_file_must_be_there_and_hold_examples(
+    tmp_path: Path, changes: str, error: type[Exception], message: str
+) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    path = rows(tmp_path / "a.jsonl", {"q": "jump", "a": "JUMP"})
+    with pytest.raises(error, match=message):
+        build(tiny(tmp_path / "run", data__task=f"file:{path}?input=q&target=a{changes}"))
+
+
+def test_a_training_file_without_examples_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ValueError, match=r"split 'train': no examples in .*empty\.jsonl"):
+        build(tiny(tmp_path / "run", data__task=f"file:{tmp_path / 'empty.jsonl'}?input=q&target=a"))
+
+
+def test_what_is_cut_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    records = [{"q": "jump " * (20 if n < 5 else 3), "a": "JUMP"} for n in range(20)]
+    task = f"file:{rows(tmp_path / 'a.jsonl', *records)}?input=q&target=a&name=jumps"
+    options = {"data__task": task, "data__tokenizer": "word"}
+    build(tiny(tmp_path / "run", **options))
+    assert "are cut" not in caplog.text  # the model grows to its data
+    build(tiny(tmp_path / "run", **options, data__max_input=8))
+    said = [record.getMessage() for record in caplog.records if "are cut" in record.getMessage()]
+    assert said == ["task jumps: about 25% of the inputs are longer than max_length=8 and are cut"]
+
+
+def test_a_mixture_goes_without_the_tasks_that_are_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tokenmix.data.mixtures import MIXTURES
+
+    monkeypatch.setitem(MIXTURES, "some", {"scan": 1, "cogs": 1, "scan_length": 1})
+    parts = build(tiny(tmp_path / "run", data__task="some", data__folder=str(tmp_path)))
+    assert list(parts.tasks) == list(parts.held_out) == ["scan", "scan_length"]
+    assert "mixture some goes without cogs" in caplog.text
+    with pytest.raises(FileNotFoundError, match="data not found"):
+        build(tiny(tmp_path / "run", data__task="cogs", data__folder=str(tmp_path)))
+    monkeypatch.setitem(MIXTURES, "some", {"cogs": 1})
+    with pytest.raises(ValueError, match="none of the tasks of mixture 'some' has data: cogs"):
+        build(tiny(tmp_path / "run", data__task="some", data__folder=str(tmp_path)))
+
+
+def test_a_classifier_knows_the_names_of_its_labels(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    two = [{"text": f"{label} {n}", "label": label} for n in range(4) for label in ("a", "b")]
+    path = rows(tmp_path / "two.jsonl", *two)
+    config = tiny(tmp_path / "run", model__name="bert-tiny", data__task=f"file:{path}?text=text&label=label")
+    config.model.options = dict(SMALL)
+    train(config)
+    made = TokenmixConfig.from_pretrained(tmp_path / "run")
+    assert (made.id2label, made.label2id, made.num_labels) == ({0: "a", 1: "b"}, {"a": 0, "b": 1}, 2)
+    tuned = tiny(tmp_path / "tuned", data__task=labelled(tmp_path))
+    tuned.model = RunConfig.of({"model": {"weights": str(tmp_path / "run")}}).model
+    assert build(tuned).model.config.id2label == {0: "bad", 1: "good"}
+    said = capfd.readouterr().err
+    assert "num_labels" not in said
+    assert "Loading weights" not in said
+
+
+def test_a_layer_in_a_preset_is_part_of_the_runs_name(tmp_path: Path) -> None:
+    class Named(Callback):
+        def on_start(self, run: dict[str, Any]) -> None:
+            self.name = run["model"]
+
+    told = Named()
+    train(tiny(tmp_path / "run", model__layer="dot | geglu", budget__steps=1), callbacks=[told])
+    assert told.name == "remixer-tiny with layer dot | geglu"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import pkgutil
 import sys
 
 import typer
 
+from tokenmix import __version__
 from tokenmix.memory import keep_freed_memory
 
 app = typer.Typer(
@@ -22,8 +24,15 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"tokenmix {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
+    version: bool = typer.Option(False, "--version", is_eager=True, callback=_version, help="Print the version."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show debug messages and full tracebacks."),
 ) -> None:
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -46,7 +55,8 @@ def main() -> None:
     except (ValueError, OSError) as error:
         if "-v" in sys.argv or "--verbose" in sys.argv:
             raise
-        typer.secho(f"error: {error}", fg="red", err=True)
+        plain = bool(os.environ.get("NO_COLOR"))
+        typer.secho(f"error: {error}", fg="red", err=True, color=False if plain else None)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

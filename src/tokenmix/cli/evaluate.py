@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -29,11 +29,12 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="The first so many examples.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples at a time.")] = 128,
     beams: Annotated[int, typer.Option(min=1, help="Beams, where the task generates.")] = 1,
-    length_penalty: Annotated[float, typer.Option(help="Of beam search.")] = 1.0,
+    length_penalty: Annotated[float | None, typer.Option(help="Of beam search (default 1).")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
     predictions: Annotated[
-        Path | None, typer.Option(help="Write inputs, targets and predictions here, as JSON lines.")
+        Path | None,
+        typer.Option(dir_okay=False, help="Write inputs, targets and predictions here, as JSON lines."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -41,37 +42,38 @@ def evaluate(
 
     `tokenmix evaluate runs/a --task scan --split test`
     """
-    from tokenmix.data.mixtures import MIXTURES
-    from tokenmix.data.task import get_task
+    from tokenmix.data.mixtures import MIXTURES, leave_out_missing
+    from tokenmix.evaluation.decoding import search_options
     from tokenmix.evaluation.evaluate import evaluate_task, open_checkpoint
 
+    if predictions is not None and not predictions.parent.is_dir():
+        raise ValueError(f"--predictions {predictions}: there is no folder {predictions.parent}; make it first")
+    options = search_options(beams, length_penalty)
     console = Console(stderr=True)
     results, rows = [], []
     with Progress(console=console, transient=True) as bar:
         for run in runs:
             checkpoint = open_checkpoint(run, device, precision)
-            for name in [part for t in task or _trained_on(run) for part in (MIXTURES.get(t) or [t])]:
+            trained = _data_of(run)
+            if not task and "task" not in trained:
+                raise ValueError(f"{run} does not say what it was trained on; give --task")
+            for asked, name in ((t, part) for t in task or [trained["task"]] for part in MIXTURES.get(t) or [t]):
                 line = bar.add_task(f"{run} on {name}", total=None)
-                options = {"num_beams": beams, "length_penalty": length_penalty} if beams > 1 else {}
-                result = evaluate_task(
-                    checkpoint, name, split, data=data, limit=limit, batch_size=batch_size,
-                    on_examples=partial(_total, bar, line),
-                    on_batch=partial(bar.advance, line), **options,
-                )  # fmt: skip
+                with leave_out_missing(asked, name):
+                    result = evaluate_task(
+                        checkpoint, name, split, data=data or trained.get("folder"), limit=limit,
+                        batch_size=batch_size, on_examples=partial(_total, bar, line),
+                        on_batch=partial(bar.advance, line), **options,
+                    )  # fmt: skip
+                    results.append(result)
+                    if predictions is not None:
+                        rows += [
+                            {"run": str(run), "task": name, "input": _input(e), "target": _target(e), "prediction": p}
+                            for e, p in zip(result.asked, result.predictions)
+                        ]
                 bar.remove_task(line)
-                results.append(result)
-                if predictions is not None and result.predictions:
-                    examples = get_task(name).load(result.split, data, None, limit)
-                    rows += [
-                        {
-                            "run": str(run),
-                            "task": name,
-                            "input": e.input or e.question or list(e.texts),
-                            "target": e.target or e.label or list(e.answers),
-                            "prediction": p,
-                        }
-                        for e, p in zip(examples, result.predictions)
-                    ]  # fmt: skip
+    if not results:
+        raise ValueError("nothing was evaluated: none of the tasks has data here; set --data")
     if predictions is not None:
         predictions.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     if as_json:
@@ -91,11 +93,22 @@ def _total(bar: Progress, line: TaskID, count: int) -> None:
     bar.update(line, total=count)
 
 
-def _trained_on(run: Path) -> list[str]:
-    """The task in the run's configuration."""
+def _input(example: Any) -> Any:
+    return example.input or example.question or list(example.texts)
+
+
+def _target(example: Any) -> Any:
+    """What a prediction is compared with: a label where there is one, 0 too."""
+    if example.label is not None:
+        return example.label
+    return example.target or list(example.answers)
+
+
+def _data_of(run: Path) -> dict[str, Any]:
+    """What the run was trained on, from its configuration; nothing for a model from elsewhere."""
     from tokenmix.training.config import read_layer
 
     for folder in (run, run.parent.parent):
         if (folder / "config.yaml").exists():
-            return [read_layer(folder / "config.yaml")["data"]["task"]]
-    raise ValueError(f"{run} does not say what it was trained on; give --task")
+            return read_layer(folder / "config.yaml")["data"]
+    return {}

@@ -17,7 +17,9 @@ def inspect(
     ),
     target: str | None = typer.Option(None, "--target", help="What a seq2seq model answers; by default it generates."),
     image: Path | None = typer.Option(None, "--image", help="The picture that a vision model reads."),
-    out: Path | None = typer.Option(None, "--out", help="Folder for the page and its figures; default: RUN/inspect."),
+    out: Path | None = typer.Option(
+        None, "--out", file_okay=False, help="Folder for the page and its figures; default: RUN/inspect."
+    ),
 ) -> None:
     """Make a page of what a model mixes: pick layer and head, point at a token to see what it draws from."""
     if text and image is not None:
@@ -26,8 +28,16 @@ def inspect(
         raise ValueError(f"--text was given {len(text)} times; once for a text, twice for a pair")
     if image is not None and not image.exists():
         raise FileNotFoundError(f"no such image: {image}")
+    if target is not None and not text:
+        raise ValueError("--target was given without --text: a target answers a text")
     from tokenmix.report import write_inspection
+    from tokenmix.report.runs import model_class
 
+    body = model_class(run).body
+    if target is not None and body in ("encoder", "vision"):
+        raise ValueError(f"--target is for models that answer with text; {run} holds one with body {body!r}")
+    if text and len(text) == 2 and body in ("seq2seq", "decoder"):
+        raise ValueError(f"--text twice is for models that read pairs; {run} with body {body!r} reads one text")
     page = write_inspection(run, out, inputs=image if image is not None else _texts(text), target=target)
     typer.echo(f"open {page.resolve().as_uri()}")
 

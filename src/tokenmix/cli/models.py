@@ -19,6 +19,9 @@ from tokenmix.cli import app
 from tokenmix.naming import unknown
 
 TOLERANCE = 0.01  # a printed count is met within 1%
+NUMBERS = ("d_model", "d_ff", "heads", "layers", "length", "parameters", "paper", "GFLOPs")
+COLUMNS = ("model", "layer", "body", *NUMBERS, "from", "why the paper's count is not met")
+WIDE, NARROW = 180, ("model", "layer", "parameters", "paper")  # what a terminal of fewer columns shows
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -101,6 +104,22 @@ def _sizes(entry: dict[str, Any]) -> tuple[str, ...]:
     return str(entry["d_model"]), str(entry["d_ff"]), heads, layers, str(entry["max_length"])
 
 
+def _cells(entry: dict[str, Any]) -> tuple[str, ...]:
+    off = entry["within_1_percent"] is False
+    printed = "" if entry["parameters_paper"] is None else f"{entry['parameters_paper'] / 1e6:g}M"
+    return (
+        entry["name"],
+        _layer(entry),
+        entry["body"],
+        *_sizes(entry),
+        _millions(entry["parameters"]),
+        f"[yellow]{printed}[/]" if off else printed,
+        f"{entry['forward_flops'] / 1e9:,.2f}",
+        entry["source"],
+        entry["note"] if off else "",
+    )
+
+
 def _millions(count: int) -> str:
     return f"{count / 1e6:.1f}M" if count >= 1e5 else f"{count / 1e6:.2f}M"
 
@@ -119,29 +138,20 @@ def models(
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    numbers = ("d_model", "d_ff", "heads", "layers", "length", "parameters", "paper", "GFLOPs")
-    table = Table("model", "layer", "body", *numbers, "from", "why the paper's count is not met")
+    # into a pipe or a file the table is as wide as it needs to be
+    console = Console() if sys.stdout.isatty() else Console(width=10_000, force_terminal=False)
+    shown = COLUMNS if console.width >= WIDE else NARROW
+    table = Table(*shown)
     for column in table.columns:
         column.overflow = "fold"  # a long name goes over two lines, it is never cut
-        column.justify = "right" if column.header in numbers else "left"
+        column.justify = "right" if column.header in NUMBERS else "left"
     for entry in rows:
-        off = entry["within_1_percent"] is False
-        printed = "" if entry["parameters_paper"] is None else f"{entry['parameters_paper'] / 1e6:g}M"
-        table.add_row(
-            entry["name"],
-            _layer(entry),
-            entry["body"],
-            *_sizes(entry),
-            _millions(entry["parameters"]),
-            f"[yellow]{printed}[/]" if off else printed,
-            f"{entry['forward_flops'] / 1e9:,.2f}",
-            entry["source"],
-            entry["note"] if off else "",
-        )
+        cells = dict(zip(COLUMNS, _cells(entry)))
+        table.add_row(*(cells[name] for name in shown))
     table.caption = (
         "GFLOPs: one forward pass of one example at full length, encoder and decoder, matrix products and convolutions "
         "at two operations per multiply-add (papers often print half of that)"
+        if shown is COLUMNS
+        else f"sizes, FLOPs, sources: in {WIDE} columns, in a pipe, or with --json"
     )
-    # into a pipe or a file the table is as wide as it needs to be
-    console = Console() if sys.stdout.isatty() else Console(width=10_000, force_terminal=False)
     console.print(table)

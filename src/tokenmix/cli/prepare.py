@@ -19,7 +19,9 @@ def prepare(
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", "-t", help="Folder, spiece.model, vocab.txt or Hub name.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the shards.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", file_okay=False, help="Folder for the shards.", show_default=False)
+    ],
     split: Annotated[
         str,
         typer.Option(help="What separates documents: **blank-line**, **line**, or **jsonl** (one object per line)."),
@@ -40,9 +42,10 @@ def prepare(
     from tokenmix.data.tokenizers import load_tokenizer
 
     total = sum(path.stat().st_size for path in check_files(text))
+    opened = load_tokenizer(tokenizer)
     started, tokens = time.perf_counter(), 0
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
-    with Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True)) as bar:
+    with Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("preparing", total=total, speed="")
 
         def on_shard(record: dict[str, Any], read: int) -> None:
@@ -53,7 +56,7 @@ def prepare(
 
         manifest = prepare_shards(
             text,
-            load_tokenizer(tokenizer),
+            opened,
             out,
             split=split,
             field=field,

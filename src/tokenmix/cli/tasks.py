@@ -52,7 +52,9 @@ def _present(entry: dict[str, Any]) -> str:
 
 @app.command("tasks")
 def tasks(
-    data: Path | None = typer.Option(None, "--data", help="Folder of local data; default: $TOKENMIX_DATA."),
+    data: Path | None = typer.Option(
+        None, "--data", exists=True, file_okay=False, help="Folder of local data; default: $TOKENMIX_DATA."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """List every task: splits, metric, and whether its data is present, in which folder or under which Hub name."""

@@ -15,7 +15,9 @@ from tokenmix.cli import app
 @app.command()
 def tokenizer(
     text: Annotated[list[Path], typer.Argument(help="Text files, plain, .gz or .xz.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the tokenizer.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", file_okay=False, help="Folder for the tokenizer.", show_default=False)
+    ],
     kind: Annotated[
         str, typer.Option(help="**unigram** (as SentencePiece's), **bpe** (byte-level), or **word** (split at spaces).")
     ] = "unigram",

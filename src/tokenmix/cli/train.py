@@ -21,7 +21,8 @@ def train(
         str | None, typer.Option("--layer", "-l", help="Layer expression, such as `random + dot | remix`.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option("--task", "-t", help="Task, mixture, file:…, images:… or shards:FOLDER.")
+        str | None,
+        typer.Option("--task", "-t", help="Task, mixture, file:…, images:… or shards:FOLDER (default scan)."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run folder.")] = None,
     config: Annotated[

@@ -34,7 +34,7 @@ from tokenmix.mixers.expression import Mix, Term
 logger = logging.getLogger(__name__)
 
 SEED = 1000  # of trials: far from those that confirm what they find
-FAIR = 0.05  # how far a size may be from the baseline's
+FAIR = 0.05  # how much larger than the baseline a model may be; one may be smaller
 DRAWS = 50  # in vain, before an expression is taken that was not tried yet
 Suggest = Callable[[str, tuple[Any, ...]], Any]  #: a choice's name and its values → one of them
 
@@ -177,8 +177,8 @@ class Trial:
 
     @property
     def fair(self) -> bool:
-        """Whether it was done, and as large as the baseline."""
-        return self.value is not None and abs(self.size - 1) <= FAIR
+        """Whether it was done, and is no larger than the baseline."""
+        return self.value is not None and self.size <= 1 + FAIR
 
 
 def search(
@@ -199,7 +199,7 @@ def search(
     pool: str | Path | None = None,
     collect: bool = False,
 ) -> list[Trial]:
-    """Try expressions of a space, and return them with the best first, those of another size and failures last.
+    """Try expressions of a space, and return them with the best first, those that are too large and failures last.
 
     Args:
         settings: a part of a `RunConfig` (task, budget, sizes, …), the same for all.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tokenmix.data.readers import file_errors
 from tokenmix.naming import unknown
 
 SPLITS = ("blank-line", "line", "jsonl")
@@ -39,7 +40,7 @@ def read_documents(
     for path in check_files(paths):
         before = 0
         with open(path, "rb") as raw:
-            lines = _lines(path, raw)
+            lines = text_lines(path, raw)
             documents = _articles(lines) if split == "blank-line" else lines
             for number, document in enumerate(documents, start=1):
                 document = _json_field(path, number, document, field) if split == "jsonl" else document.rstrip("\r\n")
@@ -54,7 +55,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
     """Every line of a file, blank ones too, without its line end."""
     for file in check_files([path]):
         with open(file, "rb") as raw:
-            for line in _lines(file, raw):
+            for line in text_lines(file, raw):
                 yield line.rstrip("\r\n")
 
 
@@ -69,19 +70,13 @@ def check_files(paths: Iterable[str | Path]) -> list[Path]:
     return files
 
 
-def _lines(path: Path, raw: io.BufferedReader) -> Iterator[str]:
-    """The lines of a file, each with its line end, which is "\\n" only: U+2028 and the like are part of the text."""
+def text_lines(path: Path, raw: Any) -> Iterator[str]:
+    """The lines of an open file, each with its line end, which is "\\n" only: U+2028 and the like are part of the text."""
     unpack: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix)
-    try:
+    with file_errors(path):
         text = io.TextIOWrapper(unpack(raw) if unpack else raw, encoding="utf-8-sig", newline="\n")
         yield from text
         text.detach()  # else it would close the file, whose position is still wanted
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 text ({error.reason}); convert it first, for example with iconv"
-        ) from None
-    except (lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path} cannot be unpacked ({error}); it is cut short or not a {path.suffix} file") from None
 
 
 def _articles(lines: Iterable[str]) -> Iterator[str]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,6 +192,17 @@ def _apportion(rates: NDArray[np.float64]) -> Ints:
     return slots
 
 
+@contextmanager
+def leave_out_missing(mixture: str, task: str) -> Iterator[None]:
+    """Where the data of a task of a mixture is not here, a warning; of other tasks it is an error as ever."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if mixture not in MIXTURES:
+            raise
+        logger.warning("mixture %s goes without %s: %s", mixture, task, error)
+
+
 def named_mixture(
     name: str,
     load: Callable[[str], Sequence[Any]],
@@ -202,7 +214,7 @@ def named_mixture(
     """The mixture ``name`` (`glue`, `superglue`, `en_mix`) with the examples that ``load(task name)`` gives.
 
     Args:
-        skip_missing: leave out, with a warning, the tasks whose data is not there (``load`` raises) instead of failing.
+        skip_missing: leave out, with a warning, the tasks whose data is not there (``load`` raises FileNotFoundError).
         published: take the rates from the published sizes, also where only a subset of the data is there.
         options: of `Mixture`.
     """
@@ -210,12 +222,8 @@ def named_mixture(
         raise unknown("mixture", name, MIXTURES)
     components = {}
     for task in MIXTURES[name]:
-        try:
+        with leave_out_missing(name, task) if skip_missing else nullcontext():
             components[task] = load(task)
-        except (OSError, ValueError) as error:
-            if not skip_missing:
-                raise
-            logger.warning("mixture %s goes without %s: %s", name, task, error)
     if not components:
         raise ValueError(f"none of the tasks of mixture {name!r} has data: {', '.join(MIXTURES[name])}")
     return Mixture(components, sizes=MIXTURES[name] if published else None, **options)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from tokenmix.data.labelled import ACCURACY, label_index
+from tokenmix.data.labelled import ACCURACY
 from tokenmix.data.readers import Row, by_suffix
 from tokenmix.data.sources import Files
 from tokenmix.data.task import Example, Task
@@ -27,6 +27,13 @@ from tokenmix.evaluation import metrics
 from tokenmix.naming import unknown
 
 OPTIONS = ("input", "target", "text", "label", "train", "validation", "test", "metric", "name")
+
+
+def _text(row: Row, column: str) -> str:
+    """A field as text; null is none."""
+    if row[column] is None:
+        raise ValueError(f"{row.where}: field {column!r} is null; expected text: fill it in, or leave that record out")
+    return str(row[column])
 
 
 def _targets(examples: Sequence[Example]) -> list[str]:
@@ -66,7 +73,7 @@ def file_task(spec: str) -> Task:
     if "target" in options:
         return _text_to_text(name, source, options, common)
     column = options.get("text", "text")
-    convert = {"document": lambda row, split: Example(target=row[column])}
+    convert = {"document": lambda row, split: Example(target=_text(row, column))}
     return Task(name, "own", (source,), convert, metrics.score_documents, "perplexity", **common)
 
 
@@ -77,7 +84,7 @@ def _text_to_text(name: str, source: Files, options: dict[str, str], common: dic
     source_column, target_column = options.get("input"), options["target"]
 
     def convert(row: Row, split: str) -> Example:
-        return Example(input=str(row[source_column]) if source_column else "", target=str(row[target_column]))
+        return Example(input=_text(row, source_column) if source_column else "", target=_text(row, target_column))
 
     headline, score = METRICS[metric]
     return Task(name, "own", (source,), {"text": convert}, score, headline, **common)
@@ -90,14 +97,17 @@ def _labelled(name: str, source: Files, options: dict[str, str], common: dict[st
     path = Path(source.folder) / str(source.splits["train"])
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; {name!r} reads its label names from there")
-    labels = tuple(sorted({str(row[column]) for row in by_suffix(path)}))
+    labels = tuple(sorted({_text(row, column) for row in by_suffix(path)}))
+    if len(labels) < 2:
+        found = f"holds {labels[0]!r} alone" if labels else "has no rows"
+        raise ValueError(f"{path} {found}; to classify, its column {column!r} needs at least two labels")
 
     def convert(form: str) -> Callable[[Row, str], Example]:
         def to_example(row: Row, split: str) -> Example:
-            index = label_index(str(row[column]), labels) if str(row[column]) in labels else None
-            if index is None:
+            label = _text(row, column)
+            if label not in labels:
                 raise ValueError(f"expected a label out of {', '.join(labels)}, found {row[column]!r}")
-            texts = tuple(str(row[c]) for c in columns)
+            index, texts = labels.index(label), tuple(_text(row, c) for c in columns)
             if form == "classify":
                 return Example(texts=texts, label=index)
             text = " ".join(f"{name}: {text}" for name, text in zip(columns, texts, strict=True))

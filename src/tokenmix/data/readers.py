@@ -17,7 +17,9 @@ import json
 import logging
 import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -61,28 +63,49 @@ def malformed(row: Row, error: Exception) -> ValueError:
     return ValueError(message if message.startswith(row.where) else f"{row.where}: {message}")
 
 
-def open_bytes(path: Path) -> BinaryIO:
+@contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    """What may be wrong with the bytes of a file, as errors that name it and what stands there."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        found = error.object[max(0, error.start - 20) : error.start + 4]
+        raise ValueError(
+            f"{path} is not UTF-8 text ({error.reason} in {found!r}); convert it first, for example with iconv"
+        ) from None
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
+        raise ValueError(f"{path} cannot be unpacked ({error}); it is cut short or not a {path.suffix} file") from None
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[BinaryIO]:
     """The file's uncompressed bytes."""
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    return lzma.open(path, "rb") if path.suffix == ".xz" else open(path, "rb")  # type: ignore[return-value]
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    with file_errors(path), opener(path, "rb") as file:
+        yield file
 
 
-def open_text(path: Path) -> TextIO:
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
     """The file's text: UTF-8 (a byte order mark is dropped), lines ending at "\\n" only."""
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    return opener(path, "rt", encoding="utf-8-sig", newline="\n")  # type: ignore[operator]
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    with file_errors(path), opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+        yield file
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, line without its end) of a text file; bytes that are not UTF-8 are an error that says where."""
-    number = 0
+    """(number from 1, line without its end) of a text file."""
     with open_text(path) as file:
-        try:
-            for number, line in enumerate(file, 1):
-                yield number, line.rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, after line {number}: expected UTF-8 text, found {error}") from error
+        for number, line in enumerate(file, 1):
+            yield number, line.rstrip("\r\n")
+
+
+def _header(path: Path, names: list[str]) -> list[str]:
+    """The names of the columns, each of which must stand there once."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{path}, line 1: the column {name!r} stands there {names.count(name)} times; rename one")
+    return names
 
 
 def tsv(columns: Sequence[str] = (), optional: int = 0, corrupt: int = 0) -> Reader:
@@ -96,7 +119,7 @@ def tsv(columns: Sequence[str] = (), optional: int = 0, corrupt: int = 0) -> Rea
         names, left = list(columns), corrupt
         for number, line in numbered_lines(path):
             if not names:
-                names = line.split("\t")
+                names = _header(path, line.split("\t"))
                 continue
             fields = line.split("\t")
             if len(names) - optional <= len(fields) <= len(names):
@@ -129,7 +152,7 @@ def csv_rows(columns: Sequence[str] = (), optional: int = 0) -> Reader:
             try:
                 for fields in records:
                     if not names:
-                        names = fields
+                        names = _header(path, fields)
                     elif len(names) - optional <= len(fields) <= len(names):
                         yield Row(dict(zip(names, fields, strict=False)), path, start)
                     elif fields:

@@ -136,6 +136,15 @@ class TokenShards(Sequence[NDArray[Any]]):
 
         return load_tokenizer(self.folder / "tokenizer")
 
+    def check_tokenizer(self, tokenizer: Any) -> None:
+        """An error where the ids of ``tokenizer`` mean other tokens than those in these shards."""
+        own = self.tokenizer()
+        if own.get_vocab() != tokenizer.get_vocab():
+            raise ValueError(
+                f"the shards in {self.folder} hold ids of another tokenizer (of {len(own):,} tokens, the one given has "
+                f"{len(tokenizer):,}); take theirs, {self.folder / 'tokenizer'}, or prepare the text with the one given"
+            )
+
 
 class Windows(Sequence[NDArray[Any]]):
     """Windows of ``length`` tokens over the joined documents of a folder."""

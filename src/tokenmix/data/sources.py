@@ -164,7 +164,7 @@ def load_from_hub(name: str, config: str | None, split: str, streaming: bool) ->
 
     log.info("loading %s from the Hugging Face Hub", name)
     try:
-        with _offline_without_network():
+        with offline_without_network():
             try:
                 return load_dataset(name, config, split=split, streaming=streaming)
             except RuntimeError as error:
@@ -177,7 +177,7 @@ def load_from_hub(name: str, config: str | None, split: str, streaming: bool) ->
 
 
 @contextmanager
-def _offline_without_network() -> Iterator[None]:
+def offline_without_network() -> Iterator[None]:
     """Where the Hub has no address, only its local cache is asked: its client would try again for half a minute.
 
     Its switches are the whole process's, so that threads take turns.
@@ -190,7 +190,7 @@ def _offline_without_network() -> Iterator[None]:
     with _SWITCHES:
         before = [place.HF_HUB_OFFLINE for place in places]
         try:
-            if not {"http", "https", "all"} & getproxies().keys():  # a proxy asks for the address itself
+            if not all(before) and not {"http", "https", "all"} & getproxies().keys():  # a proxy asks for the address
                 socket.getaddrinfo(urlsplit(endpoint).hostname, None)
         except (OSError, ValueError) as error:
             log.warning("%s has no address here (%s): only the local cache is read", endpoint, error)

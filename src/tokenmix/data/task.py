@@ -112,6 +112,11 @@ class Task:
 
     def _missing(self, split: str, data: str | Path | None, reason: str = "") -> FileNotFoundError:
         places = [s.looked_for(split, data) for s in self.sources if isinstance(s, Files) and split in s.splits]
+        if self.family == "own":
+            return FileNotFoundError(
+                f"{self.name!r}: no file for split {split!r}. Looked for {'; '.join(places)} (plain, .gz or .xz); "
+                "validation= and test= name files beside the training file"
+            )
         hubs = [s.where(split) for s in self.sources if isinstance(s, Hub)]
         folder = data_folder(data)
         looked = "; ".join(places) or "no local folder"
@@ -122,6 +127,17 @@ class Task:
             + f". To get it: {' or '.join(filter(None, [self.url, *hubs]))}; put the official files into that layout "
             + "and pass --data DIR or set TOKENMIX_DATA=DIR"
             + (", or go online so that the Hub can be read" if hubs else "")
+        )
+
+    def some(self, examples: Sequence[Example], split: str, data: str | Path | None = None) -> Sequence[Example]:
+        """``examples`` of a split; where there are none, an error that says which files hold none."""
+        if len(examples):
+            return examples
+        source = self.source(split, data)
+        paths = source.paths(split, data) if isinstance(source, Files) else [source.where(split, data)]
+        raise ValueError(
+            f"task {self.name!r}, split {split!r}: no examples in {', '.join(map(str, paths))} (those without label or "
+            "target do not count); expected at least one"
         )
 
     def about(self, split: str | None = None, data: str | Path | None = None) -> str:
@@ -246,6 +262,10 @@ def get_task(name: str) -> Task:
         from tokenmix.data.tasks.images import folder_task
 
         return folder_task(name)
+    if name.startswith("shards:"):
+        raise ValueError(
+            f"{name!r} holds token ids to train on, not examples; name a task or a text, such as --task file:text.txt"
+        )
     if name not in _TASKS:
         raise unknown("task", name, [*_TASKS, "file:PATH", "images:FOLDER"])
     return _TASKS[name]

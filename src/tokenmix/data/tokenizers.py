@@ -20,12 +20,13 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tokenmix.data.sources import offline_without_network
 from tokenmix.data.tokenizer_files import SPACE, Vocabulary, read_bert_vocab, read_spiece, space_decoder
 from tokenmix.naming import unknown
 
@@ -73,6 +74,8 @@ def train_tokenizer(
     if isinstance(texts, str):
         raise ValueError("texts is one string; give an iterable of texts, such as [text]")
     sentinels = (0 if kind == "word" else 100) if sentinels is None else sentinels
+    if sentinels < 0:
+        raise ValueError(f"sentinels={sentinels}: give 0 or more")
     special = [PAD, END, UNKNOWN] + ([CLS, SEP, MASK] if style == "bert" else [])
     least = len(special) + {"unigram": len(BYTES) + 32, "bpe": 256, "word": 1}[kind]
     if vocab_size < least:
@@ -119,14 +122,22 @@ def _train_unigram(
         initial_alphabet=[SPACE, *_BYTE_SPELLING],
         show_progress=progress,
     )
+    characters = {SPACE, *_BYTE_SPELLING}
+
+    def read() -> Iterator[str]:
+        for text in texts:
+            characters.update(text if normalizer is None else normalizer.normalize_str(text))
+            yield text
+
     try:
-        learner.train_from_iterator(texts, trainer)
+        learner.train_from_iterator(read(), trainer)
     except Exception as error:  # what the library raises has no type of its own
         if "contain all chars" not in str(error):
             raise
+        needed = len(special) + len(BYTES) - 1 + len(characters - {" "})
         raise ValueError(
             f"vocab_size={size} is too small for a unigram tokenizer of these texts: it has a token for each of their "
-            "characters; give more, or take kind bpe, which spells rare characters in bytes"
+            f"characters; give {needed} or more, or take kind bpe, which spells rare characters in bytes"
         ) from None
     taken = {*special, *BYTES}
     pieces = [(piece, score) for piece, score in json.loads(learner.to_str())["model"]["vocab"] if piece not in taken]
@@ -226,10 +237,25 @@ def load_tokenizer(path_or_name: str | Path, sentinels: int = 100) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(path) if path.exists() else str(path_or_name))
+        if path.exists():
+            return AutoTokenizer.from_pretrained(str(path))
+        if _is_path(str(path_or_name)):
+            raise FileNotFoundError(path)
+        with offline_without_network():
+            return AutoTokenizer.from_pretrained(str(path_or_name))
     except (OSError, ValueError, KeyError) as error:
         where = "folder has no tokenizer that can be read" if path.exists() else "no such file, folder or Hub name"
         raise ValueError(
             f"cannot load tokenizer {str(path_or_name)!r}: {where}. Give a folder with tokenizer.json, a spiece.model "
             "or a vocab.txt; `tokenmix tokenizer` trains one"
         ) from error
+
+
+def _is_path(name: str) -> bool:
+    """Can this be no Hub name? Those are NAME or OWNER/NAME, and beside an OWNER's own folder nobody means the Hub.
+
+    >>> _is_path("./tokenizer"), _is_path("t5-small"), _is_path("google/t5-small")
+    (True, False, False)
+    """
+    folder = Path(name).parent
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or (folder != Path() and folder.is_dir())

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tokenmix.data.task import Example, Task, get_task
+from tokenmix.data.task import Example
 from tokenmix.evaluation.evaluate import open_checkpoint
 from tokenmix.evaluation.predictions import generate_texts, predict
 from tokenmix.training.features import ClassFeatures, SpanFeatures, TextFeatures
@@ -43,7 +43,6 @@ class Answerer:
         if form is None:
             raise ValueError(f"{path} answers no text: it was trained for {' and '.join(self.checkpoint.forms)}")
         self.form = form
-        self.labels = _labels(Path(path))
         self.maker: Any
         if form == "text":
             if self.checkpoint.precision == "bf16":  # once, not with every call
@@ -72,7 +71,7 @@ class Answerer:
             found = []
             for example in examples:  # pairs and single texts may stand in one file
                 found += predict(model, self.maker, "classify", [example], precision=precision)
-            return [self.labels[f] if isinstance(f, int) and f < len(self.labels) else f for f in found]
+            return [model.config.id2label[f] if isinstance(f, int) else f for f in found]
         examples = []
         for line in lines:
             question, tab, context = line.partition("\t")
@@ -80,14 +79,3 @@ class Answerer:
                 raise ValueError(f"{line[:60]!r}: expected QUESTION, a tab and CONTEXT")
             examples.append(Example(question=question, context=context, answers=("",)))
         return predict(model, self.maker, "span", examples, precision=precision)
-
-
-def _labels(path: Path) -> tuple[str, ...]:
-    """The names of the labels, from the task that the run was trained on."""
-    from tokenmix.training.config import read_layer
-
-    for folder in (path, path.parent.parent):
-        if (folder / "config.yaml").exists():
-            task: Task = get_task(read_layer(folder / "config.yaml")["data"]["task"])
-            return task.labels
-    return ()

@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from transformers.utils.logging import disable_progress_bar
-
-from tokenmix.data.mixtures import MIXTURES
+from tokenmix.data.mixtures import MIXTURES, leave_out_missing
 from tokenmix.data.task import Example, Task, get_task
 from tokenmix.data.tokenizers import load_tokenizer
 from tokenmix.devices import chosen_device
@@ -24,6 +21,7 @@ from tokenmix.evaluation.predictions import document_losses, mean_loss, predict
 from tokenmix.models import TokenmixConfig
 from tokenmix.models.create import HEADS as MODEL_HEADS
 from tokenmix.naming import unknown
+from tokenmix.training.checkpoint import open_weights
 from tokenmix.training.examples import TaskExamples, text_examples
 from tokenmix.training.features import HEADS, OBJECTIVES, choose_form, features_for
 
@@ -57,10 +55,11 @@ class Evaluation:
     seconds: float
     note: str = ""  #: what a table must say about these numbers
     predictions: list[Any] = field(default_factory=list, repr=False)
+    asked: Sequence[Example] = field(default_factory=list, repr=False)  #: what the predictions are for
 
     def to_dict(self) -> dict[str, Any]:
-        """Without the predictions."""
-        return {k: v for k, v in self.__dict__.items() if k != "predictions"}
+        """Without the predictions and what they are for."""
+        return {k: v for k, v in self.__dict__.items() if k not in ("predictions", "asked")}
 
 
 def open_checkpoint(path: str | Path, device: str = "auto", precision: str = "auto") -> Checkpoint:
@@ -81,13 +80,7 @@ def open_checkpoint(path: str | Path, device: str = "auto", precision: str = "au
             f"{folder} holds a model without a head ({name or 'unknown'}); train one with `tokenmix train --weights`"
         )
     where = chosen_device(device)
-    disable_progress_bar()
-    try:
-        model = MODEL_HEADS[head].from_pretrained(folder).to(where).eval()
-    except SafetensorError as error:
-        raise ValueError(
-            f"the weights in {folder} are damaged ({error}); take a checkpoint of the run, RUN/checkpoints/STEP"
-        ) from None
+    model = open_weights(MODEL_HEADS[head], folder).to(where).eval()
     tokenizer = None
     if config.body != "vision":
         home = next((f for f in (folder, folder.parent.parent) if (f / "tokenizer.json").exists()), folder)
@@ -125,7 +118,7 @@ def evaluate_task(
                 f"--task {task.name}`"
             )
     split = split or task.default_split
-    examples = task.load(split, data, form, limit)
+    examples = task.some(task.load(split, data, form, limit), split, data)
     on_examples(len(examples))
     started = time.perf_counter()
     options: dict[str, Any] = {"batch_size": batch_size, "precision": checkpoint.precision}
@@ -143,7 +136,9 @@ def evaluate_task(
     note = task.about(split, data)
     if split == "train":
         note = f"{note}; the training data" if note else "the training data"
-    return Evaluation(str(checkpoint.path), task.name, split, scores, len(examples), seconds, note, predictions)
+    return Evaluation(
+        str(checkpoint.path), task.name, split, scores, len(examples), seconds, note, predictions, examples
+    )
 
 
 def _documents(
@@ -169,12 +164,13 @@ def evaluate(
     precision: str = "auto",
     **options: Any,
 ) -> Iterator[Evaluation]:
-    """Every checkpoint on every task (a mixture stands for its tasks), one result at a time."""
+    """Every checkpoint on every task (a mixture stands for those of its tasks whose data is here), one result at a time."""
     for what, given in (("checkpoints", checkpoints), ("tasks", tasks)):
         if isinstance(given, (str, Path)):
             raise ValueError(f"{what} are a list; got {str(given)!r} alone")
-    names = [name for task in tasks for name in (MIXTURES.get(task) or {task: 0})]
     for path in checkpoints:
         checkpoint = open_checkpoint(path, device, precision)
-        for name in names:
-            yield evaluate_task(checkpoint, name, split, **options)
+        for task in tasks:
+            for name in MIXTURES.get(task) or [task]:
+                with leave_out_missing(task, name):
+                    yield evaluate_task(checkpoint, name, split, **options)

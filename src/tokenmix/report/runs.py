@@ -18,9 +18,19 @@ def open_run(folder: str | Path) -> tuple[Any, Any]:
 
     >>> model, tokenizer = open_run("runs/scan")
     """
-    from tokenmix.models import create
+    from tokenmix.data.tokenizers import load_tokenizer
+    from tokenmix.training.checkpoint import open_weights
 
     folder = Path(folder)
+    model = open_weights(model_class(folder), folder).eval()
+    text = model.config.body != "vision" and (folder / "tokenizer.json").exists()
+    return model, load_tokenizer(folder) if text else None
+
+
+def model_class(folder: Path) -> Any:
+    """The class of the model that a run folder holds: body and head."""
+    from tokenmix.models import create
+
     settings = folder / "config.json"
     if not settings.exists():
         raise FileNotFoundError(f"no model in {folder}: expected config.json and model.safetensors there")
@@ -36,12 +46,7 @@ def open_run(folder: str | Path) -> tuple[Any, Any]:
             f"{settings} is not of a tokenmix model (model_type {about.get('model_type')!r}); "
             "tokenmix.from_transformers turns others into one"
         )
-    model = kinds[named].from_pretrained(folder).eval()
-    if model.config.body == "vision" or not (folder / "tokenizer.json").exists():
-        return model, None
-    from tokenmix.data.tokenizers import load_tokenizer
-
-    return model, load_tokenizer(folder)
+    return kinds[named]
 
 
 def example_of(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokenmix.data.mixtures import MIXTURES
+from tokenmix.data.mixtures import MIXTURES, leave_out_missing
 from tokenmix.data.objectives import Corrupted
 from tokenmix.data.shards import TokenShards
 from tokenmix.data.task import Example, Task, get_task
@@ -20,13 +20,15 @@ from tokenmix.models import TokenmixConfig, create_model, preset_config
 from tokenmix.models.create import HEADS as MODEL_HEADS
 from tokenmix.models.create import changed, plain
 from tokenmix.training.batches import round_up
+from tokenmix.training.checkpoint import open_weights
 from tokenmix.training.config import RunConfig
 from tokenmix.training.examples import MixtureExamples, TaskExamples, TextExamples, make_objective, text_examples
-from tokenmix.training.features import HEADS, OBJECTIVES, choose_form, features_for
+from tokenmix.training.features import HEADS, OBJECTIVES, choose_form, features_for, too_long
 
 logger = logging.getLogger(__name__)
 SMALL = {"d_model": 64, "d_ff": 128, "heads": 4, "layers": 2, "max_length": 128}  # sizes of a bare `--layer`
 LONGEST = 1024  # tokens; a model without weights grows to its data up to here
+SAMPLE = 1024  # examples at most, by which it is told how much is cut
 WORDS = ("scan", "compositional")  # families whose tokens are words
 
 
@@ -52,9 +54,8 @@ def build(config: RunConfig, folder: Path | None = None) -> Parts:
     body = _body(config, tasks)
     form = "document" if not tasks else choose_form(next(iter(tasks.values())), body, data.form)
     objective = (data.objective or OBJECTIVES.get(body)) if form == "document" else None
-    train = {name: task.load("train", data.folder, form, data.limit) for name, task in tasks.items()}
-    train = {name: _labelled(examples, form) for name, examples in train.items()}
-    held_out = {name: _held_out(config, task, form) for name, task in tasks.items()}
+    train, held_out = _examples(config, tasks, form)
+    tasks = {name: tasks[name] for name in train}
     tokenizer = None if form == "image" else _tokenizer(config, folder, tasks, form, body, train)
     model_config = _model_config(config, tasks, form, tokenizer, train, held_out)
     model = _model(config, model_config, HEADS[model_config.body, form], tokenizer)
@@ -64,6 +65,8 @@ def build(config: RunConfig, folder: Path | None = None) -> Parts:
         for name, task in tasks.items()
         if form != "document"
     }
+    for name, maker in makers.items():
+        _say_what_is_cut(tasks[name].name, maker, train[name])
     parts = Parts(model, tokenizer, None, form, tasks, held_out, None, makers, objective)
     length = min(data.max_input or model.config.max_length, model.config.max_length)
     if form == "document":
@@ -90,17 +93,7 @@ def _tasks(config: RunConfig) -> dict[str, Task]:
         return {}
     if name not in MIXTURES:
         return {name: get_task(name)}
-    found = {}
-    for part in MIXTURES[name]:
-        task = get_task(part)
-        try:
-            task.source("train", config.data.folder)
-            found[part] = task
-        except OSError as error:
-            logger.warning("mixture %s goes without %s: %s", name, part, error)
-    if not found:
-        raise ValueError(f"none of the tasks of mixture {name!r} has data: {', '.join(MIXTURES[name])}; set --data")
-    return found
+    return {part: get_task(part) for part in MIXTURES[name]}
 
 
 def _body(config: RunConfig, tasks: dict[str, Task]) -> str:
@@ -123,6 +116,19 @@ def _body(config: RunConfig, tasks: dict[str, Task]) -> str:
     return next(body for body in ("seq2seq", "encoder", "vision", "decoder") if any((body, f) in HEADS for f in forms))
 
 
+def _examples(config: RunConfig, tasks: dict[str, Task], form: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Training and held-out examples by task; of a mixture, those of the tasks whose data is here."""
+    data = config.data
+    train: dict[str, Sequence[Example]] = {}
+    for name, task in tasks.items():
+        with leave_out_missing(data.task, name):
+            examples = _labelled(task.load("train", data.folder, form, data.limit), form)
+            train[name] = task.some(examples, "train", data.folder)
+    if tasks and not train:
+        raise ValueError(f"none of the tasks of mixture {data.task!r} has data: {', '.join(tasks)}; set --data")
+    return train, {name: _held_out(config, tasks[name], form) for name in train}
+
+
 def _labelled(examples: Sequence[Example], form: str) -> Sequence[Example]:
     """Without examples whose label or target is hidden."""
     if form not in ("classify", "text"):
@@ -141,13 +147,14 @@ def _held_out(config: RunConfig, task: Task, form: str) -> Sequence[Example]:
     if split == "train":
         hint = "; add &validation=FILE to the task" if task.family == "own" else ""
         logger.warning("task %s has no validation split: validating on what it is trained on%s", task.name, hint)
+    folder = config.data.folder
     try:
-        return task.load(split, config.data.folder, form, config.validation.examples)
+        return task.some(task.load(split, folder, form, config.validation.examples), split, folder)
     except FileNotFoundError:
-        if config.validation.split:
+        if config.validation.split or task.family == "own":
             raise
         logger.warning("task %s has no split %r here: validating on the end of the training split", task.name, split)
-        return task.load("train", config.data.folder, form)[-(config.validation.examples or 512) :]
+        return task.load("train", folder, form)[-(config.validation.examples or 512) :]
 
 
 def _texts(train: dict[str, Sequence[Example]], form: str) -> Iterator[str]:
@@ -163,23 +170,29 @@ def _texts(train: dict[str, Sequence[Example]], form: str) -> Iterator[str]:
 
 def _tokenizer(config: RunConfig, folder: Path | None, tasks: dict[str, Task], form: str, body: str, train: Any) -> Any:
     data = config.data
+    weights = _weights_folder(config.model.weights) if config.model.weights else None
+    kind: Any = data.tokenizer
+    if kind is None and weights is not None and (weights / "tokenizer.json").exists():
+        kind = weights
     if folder is not None and (folder / "tokenizer.json").exists():
-        return load_tokenizer(folder)
-    kind = data.tokenizer
-    if kind is None and config.model.weights and (_weights_folder(config.model.weights) / "tokenizer.json").exists():
-        return load_tokenizer(_weights_folder(config.model.weights))
-    if kind is None and not tasks:
-        shards = Path(data.task.removeprefix("shards:"))
-        if not (shards / "tokenizer").is_dir():
-            raise FileNotFoundError(f"no shards with a tokenizer in {shards}; `tokenmix prepare` makes them")
-        return load_tokenizer(shards / "tokenizer")
+        kind = folder
+    written = data.text if tasks else data.task.removeprefix("shards:")
+    if written is not None:  # text that is token ids already
+        shards = TokenShards(written)
+        if kind in KINDS:
+            raise ValueError(f"tokenizer {kind!r} is made from a task's text, and {written} has one; leave it out")
+        if kind is None:
+            return shards.tokenizer()
+        tokenizer = load_tokenizer(kind)
+        shards.check_tokenizer(tokenizer)
+        return tokenizer
     if kind is not None and kind not in KINDS:
         return load_tokenizer(kind)
     if kind is None:
         kind = "word" if all(task.family in WORDS for task in tasks.values()) else "unigram"
     return train_tokenizer(
         _texts(train, form),
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         vocab_size=data.vocab_size,
         style="bert" if body == "encoder" else "t5",
     )
@@ -200,11 +213,10 @@ def _model_config(
     task = next(iter(tasks.values())) if tasks else None
     fitted: dict[str, Any] = {}
     if form in ("classify", "image") and task is not None:
-        fitted["num_labels"] = len(task.labels) or 1
+        fitted["id2label"] = dict(enumerate(task.labels or ("LABEL_0",)))  # without labels: a number, to be met
+        fitted["label2id"] = {label: index for index, label in fitted["id2label"].items()}
     if model.weights:
         base = TokenmixConfig.from_pretrained(_weights_folder(model.weights))
-        if fitted.get("num_labels") == base.num_labels:
-            del fitted["num_labels"]  # and their names stay
         return changed(base, {**fitted, **model.options})
     if model.name:
         overrides = {"layer": model.layer} if model.layer else {}
@@ -251,10 +263,24 @@ def _longest(
     return longest
 
 
+def _say_what_is_cut(name: str, maker: Any, examples: Sequence[Example]) -> None:
+    """One warning where training examples are longer than the model takes, by a sample of them."""
+    sample = [examples[i] for i in range(0, len(examples), -(-len(examples) // SAMPLE))]
+    for what, share, most in too_long(maker, sample):
+        if share:
+            logger.warning(
+                "task %s: about %.3g%% of the %s are longer than max_length=%d and are cut",
+                name,
+                100 * share,
+                what,
+                most,
+            )
+
+
 def _model(config: RunConfig, model_config: TokenmixConfig, head: str, tokenizer: Any) -> Any:
     torch.manual_seed(config.seed)
     if config.model.weights:
-        model = MODEL_HEADS[head].from_pretrained(_weights_folder(config.model.weights), config=model_config)
+        model = open_weights(MODEL_HEADS[head], _weights_folder(config.model.weights), config=model_config)
         if tokenizer is not None and len(tokenizer) > model_config.vocab_size:
             raise ValueError(
                 f"the tokenizer has {len(tokenizer)} tokens, the model of {config.model.weights} "

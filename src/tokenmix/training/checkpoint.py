@@ -35,6 +35,19 @@ class CheckpointError(OSError):
     """A checkpoint could not be written or read."""
 
 
+def open_weights(kind: Any, folder: Path, **options: Any) -> Any:
+    """`kind.from_pretrained(folder)` without a progress bar; damaged weights are an error that says what to do."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    try:
+        return kind.from_pretrained(folder, **options)
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights in {folder} are damaged ({error}); take a checkpoint of the run, RUN/checkpoints/STEP"
+        ) from None
+
+
 # ---------------------------------------------------------------------------------------------- tensors of a run
 
 

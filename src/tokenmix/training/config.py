@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -70,6 +71,10 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0  #: not on norms, biases and other one-dimensional parameters
     clip: float = 1.0  #: largest norm of the gradient; 0 turns it off
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optimizer.betas must be two numbers in [0, 1); got {list(self.betas)}")
 
 
 @dataclass
@@ -147,7 +152,7 @@ class DeviceConfig:
 
 LEAST = {  # smallest value of a number
     "seed": 0, "log_every": 1, "data.vocab_size": 1, "data.batch_size": 1, "data.max_input": 1, "data.max_target": 1,
-    "data.limit": 1, "data.buckets": 1, "data.workers": 0, "optimizer.eps": 0, "optimizer.weight_decay": 0,
+    "data.limit": 1, "data.buckets": 1, "data.workers": 0, "optimizer.lr": 0, "optimizer.eps": 0, "optimizer.weight_decay": 0,
     "optimizer.clip": 0, "schedule.warmup": 0, "schedule.decay": 0, "validation.every": 0, "validation.examples": 1,
     "validation.beams": 1, "validation.patience": 1, "checkpoints.every": 0, "checkpoints.keep_last": 1,
     "checkpoints.keep_every": 1, "device.threads": 1, "device.accumulate": 1,
@@ -180,6 +185,8 @@ class RunConfig:
             value = getattr(getattr(self, group) if group else self, name)
             if value is not None and not value >= least:
                 raise ValueError(f"{path} must be at least {least}; got {value!r}")
+            if value == math.inf:
+                raise ValueError(f"{path} must be a finite number; got {value!r}")
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2⁶³; got {self.seed}")
 
@@ -211,6 +218,8 @@ def read_layer(path: str | Path) -> dict[str, Any]:
     """The nested dictionary of a YAML or JSON file."""
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML
+    except OSError as error:
+        raise ValueError(f"cannot read the configuration {path} ({error.strerror}); give a YAML or JSON file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is no readable YAML or JSON: {error}") from None
     if not isinstance(values, dict):
@@ -259,7 +268,14 @@ def setting(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
+        pass
+    try:
         return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or error
+        raise ValueError(
+            f"cannot read the value {text!r} ({problem}); give JSON or YAML, such as [0.9, 0.95]"
+        ) from None
 
 
 def assignment(text: str) -> dict[str, Any]:
@@ -322,9 +338,9 @@ def _coerce(value: Any, hint: Any, path: str) -> Any:
     if hint in (int, float):
         try:
             number = float(value) if not isinstance(value, bool) else None
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = None
-        if number is None or (hint is int and number != int(number)):
+        if number is None or (hint is int and not number.is_integer()):
             raise ValueError(f"{path} must be {'a whole number' if hint is int else 'a number'}; got {value!r}")
         return int(value) if isinstance(value, int) else hint(number)
     return value if value is None else str(value)

@@ -11,6 +11,7 @@ document   any        by objective              see `tokenmix.training.examples`
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from tokenmix.data.task import Example, Task
 
 IGNORED = -100
+ENDLESS = 1 << 30  # tokens: no text is cut to it
 Feature = dict[str, Any]
 HEADS = {
     ("seq2seq", "text"): "conditional_generation",
@@ -189,6 +191,21 @@ class ImageFeatures:
 
     def sizes(self, feature: Feature) -> tuple[int, int]:
         return 1, 0
+
+
+def too_long(maker: Any, examples: Sequence[Example]) -> list[tuple[str, float, int]]:
+    """(what, share that is longer than the model takes, tokens that it takes) of inputs and targets of texts.
+
+    Questions' contexts are cut into windows, of which none is lost.
+    """
+    if not isinstance(maker, (TextFeatures, ClassFeatures)):
+        return []
+    whole: Any = copy.copy(maker)
+    most = [maker.max_input, getattr(maker, "max_target", maker.max_input)]
+    whole.max_input = whole.max_target = ENDLESS
+    sizes = np.array([whole.sizes(feature) for feature in whole.encode(examples)])
+    shares = (sizes > most).mean(0)
+    return [(what, float(share), limit) for what, share, limit in zip(("inputs", "targets"), shares, most)]
 
 
 def normalized(pixels: Tensor) -> Tensor:

@@ -66,6 +66,13 @@ class RunResult:
     config: RunConfig = field(default_factory=RunConfig)
     answers: bool = True  #: whether `tokenmix predict` can ask it something
 
+    def _suggestion(self) -> str:
+        if self.answers:
+            return f'predict {self.out} "…"'
+        if self.config.data.task.startswith("shards:"):  # token ids: nothing to evaluate by themselves
+            return f"evaluate {self.out} --task file:text.txt"
+        return f"evaluate {self.out}"
+
     def summary(self) -> str:
         """What a user reads at the end: result, and where everything is."""
         shown = [f"{name} {value:.2f}" for name, value in list(self.metrics.items())[:4]]
@@ -79,8 +86,7 @@ class RunResult:
             f"model and tokenizer   {self.out}",
             f"metrics               {self.out / 'metrics.jsonl'}, {self.out / 'tensorboard'}",
             f"checkpoints           {self.out / 'checkpoints'}",
-            f"try                   tokenmix {'predict' if self.answers else 'evaluate'} {self.out}"
-            + (' "…"' if self.answers else ""),
+            f"try                   tokenmix {self._suggestion()}",
         ]
         return "\n".join([head, *skipped, *lines])
 
@@ -90,6 +96,8 @@ def train(config: RunConfig, callbacks: Sequence[Callback] = ()) -> RunResult:
 
     >>> result = train(RunConfig.of({"model": {"name": "gmlp-tiny"}, "data": {"task": "toy"}, "out": "runs/toy"}))
     """
+    if not isinstance(config, RunConfig):
+        raise ValueError(f"train takes a RunConfig; make one of a {type(config).__name__} with RunConfig.of(…)")
     accelerator, precision = _accelerator(config)
     folder = Path(config.out)
     main = accelerator.is_main_process
@@ -167,7 +175,8 @@ class Session:
         """From the starting point to the end of the budget, or until a signal."""
         trainer, model = self.trainer, self.parts.model
         parameters = sum(p.numel() for p in model.parameters())
-        name = self.config.model.name or self.config.model.weights or self.config.model.layer
+        chosen = self.config.model
+        name = " with layer ".join(filter(None, (chosen.name or chosen.weights, chosen.layer)))
         about = {
             "out": str(self.folder), "steps": trainer.budget.steps, "parameters": parameters, "model": name,
             "task": self.config.data.task, "device": device_name(trainer.device), "resumed": self.resumed,

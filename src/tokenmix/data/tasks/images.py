@@ -169,6 +169,8 @@ def folder_task(spec: str) -> Task:
         )
     train = root / "train" if (root / "train").is_dir() else root
     labels = tuple(sorted(entry.name for entry in train.iterdir() if entry.is_dir()))
+    if len(labels) < 2:
+        raise ValueError(f"{train} has {len(labels)} class folders ({', '.join(labels)}); expected at least two")
     held = next((name for name in ("val", "validation", "test") if (root / name).is_dir()), None)
 
     def read(split: str, folder: Path) -> Iterator[Row]:
