@@ -195,6 +195,8 @@ def test_flattened_batches_of_hugging_face_are_documents_of_their_own(layer):
     alone = torch.cat([model(input_ids=text[None]).logits[0] for text in texts])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
     ids = torch.randint(2, 40, (2, 6))
+    with pytest.raises(ValueError, match="give document_ids, or neither"):
+        torch.func.vmap(lambda places: model(input_ids=ids, position_ids=places).logits)(torch.zeros(3, 2, 6))
     counted = model(input_ids=ids, position_ids=torch.arange(6).expand(2, 6)).logits
     assert torch.equal(counted, model(input_ids=ids).logits)
 

@@ -402,7 +402,11 @@ class EncoderOf(nn.Module):
 def _documents(positions: Tensor, mask: Tensor | None) -> Tensor | None:
     """Documents, counted from 1 in each row, where positions begin anew within a row; 0 for padding."""
     starts = positions == 0 if mask is None else (positions == 0) & mask.bool()
-    if not readable(positions) or not bool((starts.sum(-1) > 1).any()):
+    if not readable(positions) and not positions.is_meta:
+        raise ValueError(
+            "position_ids cannot be read here (compiled, recorded or under vmap); give document_ids, or neither"
+        )
+    if positions.is_meta or not bool((starts.sum(-1) > 1).any()):
         return None
     documents = starts.long().cumsum(-1)
     return documents if mask is None else documents * mask
