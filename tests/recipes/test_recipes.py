@@ -258,6 +258,29 @@ def test_a_part_completes_what_was_run_before(tmp_path: Path) -> None:
     assert [r["columns"]["FLOPS"] for r in both["rows"]] == [r["columns"]["FLOPS"] for r in first["rows"]]
 
 
+def test_seeds_that_a_result_has_are_not_run_again(tmp_path: Path) -> None:
+    recipe = get_recipe("remixer-table-4")
+    quiet: dict[str, Any] = {"report": False, "live": Live(Console(file=io.StringIO())), "seeds": 2, "jobs": 1}
+    first = reproduce(recipe, "tiny", only=["Remixer Base"], out=tmp_path / "there", **quiet)
+    file = tmp_path / "here" / "remixer-table-4" / "tiny" / "result.json"
+    file.parent.mkdir(parents=True)
+    cut = json.loads(json.dumps(first))
+    lost = cut["stages"]["cogs"]["models"][1]["runs"][1]
+    cut["stages"]["cogs"]["models"][1]["runs"][1] = lost | {"status": "unfinished", "metrics": {}}
+    cell = {row["name"]: row for row in cut["rows"]}["Remixer Base"]["columns"]["Gen. EM"]
+    cell["values"] = [cell["values"][0], None]
+    file.write_text(json.dumps(cut))
+    whole = reproduce(recipe, "tiny", only=["Mixer EncDec, Base", "Remixer Base"], out=tmp_path / "here", **quiet)
+    ran = sorted(folder.name.rsplit("-", 1)[0] for folder in (tmp_path / "here" / "runs").iterdir())
+    assert ran == ["mixer-encdec-base-seed0", "mixer-encdec-base-seed1", "remixer-base-seed1"]
+    values = {row["name"]: row["columns"]["Gen. EM"]["values"] for row in whole["rows"]}
+    before = {row["name"]: row["columns"]["Gen. EM"]["values"] for row in first["rows"]}
+    assert values["T5.1.1 Base"] == before["T5.1.1 Base"]
+    assert values["Remixer Base"] == before["Remixer Base"]  # the seed that was run again is the same run
+    assert len(values["Mixer EncDec, Base"]) == 2
+    assert "not run yet" not in {claim["verdict"] for claim in whole["claims"][:1]}
+
+
 def test_what_is_finished_can_be_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is trained; what is missing of a row stays open, since rows are paired by seed."""
     recipe = get_recipe("remixer-table-4")

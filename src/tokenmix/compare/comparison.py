@@ -19,7 +19,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ def compare(
     report: bool = True,
     pool: str | Path | None = None,
     collect: bool = False,
+    known: Collection[tuple[str, int]] = (),
 ) -> dict[str, Any]:
     """Train every model with every seed under the same budget on the same batches, judge them, and compare.
 
@@ -82,6 +83,7 @@ def compare(
         live: who shows the progress.
         pool: folder of the runs, where comparisons share it; by default ``out``.
         collect: train nothing, put together what is finished.
+        known: (model, seed) of runs whose numbers the caller has; they are left out.
     """
     judging = judging or Judging()
     settings = dict(settings)
@@ -116,15 +118,16 @@ def compare(
         _write_json(folder / "comparison.json", result)
 
     live = live or Live()
+    todo = [run for run in runs if (run.model, run.seed) not in known]
     save()
-    with live.watching(runs):
+    with live.watching(todo):
 
         def told(record: dict[str, Any]) -> None:
             save(record)
             live.ended(record)
 
         try:
-            engines.run_all(runs, engine=engine, jobs=jobs, collect=collect, on_record=told)
+            engines.run_all(todo, engine=engine, jobs=jobs, collect=collect, on_record=told)
         except Interrupted:
             save()
             logger.warning("stopped; the same command goes on from what its runs have saved → %s", folder)

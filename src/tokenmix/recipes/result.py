@@ -104,10 +104,25 @@ def complete(
             earlier = {row["name"]: row for row in old["models"] if _same_model(old, asked[name], row["name"])}
             rows = [_with_runs(row, earlier.pop(row["name"], row), new["metric"]) for row in new["models"]]
             new["models"] = [*rows, *earlier.values()]
+            others = [made for made in old.get("trained_with", []) if made not in new["trained_with"]]
+            new["trained_with"] = [*others, *new["trained_with"]]
     if left:
         logger.warning(
             "of the earlier result, made with other settings, is left out: %s", ", ".join(dict.fromkeys(left))
         )
+
+
+def measured_runs(
+    before: Mapping[str, Any], stage: Stage, scale: Scale, asked: Mapping[str, Any]
+) -> set[tuple[str, int]]:
+    """(row, seed) of a stage that an earlier result has and that no later stage goes on from."""
+    old = before["stages"].get(stage.name)
+    if old is None or "asked" not in old or not _alike(old, None, asked):
+        return set()
+    if any(other.after == stage.name for other in scale.stages):
+        return set()
+    rows = [row for row in old["models"] if _same_model(old, asked, row["name"])]
+    return {(row["name"], run["seed"]) for row in rows for run in row["runs"] if run["status"] == "done"}
 
 
 def _alike(old: Mapping[str, Any], new: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from tokenmix.recipes.result import (
     fill,
     make_result,
     measured_numbers,
+    measured_runs,
     profiled_numbers,
     read_result,
     scaling_figure,
@@ -134,7 +135,8 @@ def reproduce(
 
     ``settings`` lie above the recipe's own (`{"budget": {"steps": 100}}`); the result says so. ``only`` names the rows
     to run beside the baseline, ``parts`` the stages; claims about others stay "not run yet", and a later call without
-    them goes on from there. ``collect``: train nothing, put together what is finished in ``out``.
+    them goes on from there. Both complete an earlier result in ``out``: what it has is not run again. ``collect``: train
+    nothing, put together what is finished in ``out``.
     """
     recipe = get_recipe(recipe) if isinstance(recipe, str) else recipe
     chosen = recipe.scale(scale)
@@ -146,6 +148,9 @@ def reproduce(
     if chosen.search is not None:
         recipe = _with_found(recipe, scale, folder, data, settings, engine, jobs, live, collect)
     weights: dict[str, dict[tuple[str, int], str]] = {}
+    asked = {stage.name: _asked(recipe, scale, stage, settings) for stage in chosen.stages}
+    file = folder / recipe.name / scale / "result.json"
+    before = _earlier(file, scale, count, settings) if only or parts or collect else None
     for stage in stages_of(recipe, scale, parts):
         entries = contenders_of(recipe, scale, stage, only, settings)
         place = folder / recipe.name / scale / stage.name
@@ -170,6 +175,7 @@ def reproduce(
             report=report,
             pool=folder,
             collect=collect,
+            known=measured_runs(before, stage, chosen, asked[stage.name]) if before and not collect else (),
         )
         weights[stage.name] = {
             (row["name"], run["seed"]): run["folder"] for row in result["models"] for run in row["runs"]
@@ -180,26 +186,31 @@ def reproduce(
         raise ValueError(
             f"no finished run of {recipe.name} at {scale} in {folder}; give --out as it was when they were made"
         )
-    place = folder / recipe.name / scale
-    place.mkdir(parents=True, exist_ok=True)
-    asked = {stage.name: _asked(recipe, scale, stage, settings) for stage in chosen.stages}
+    file.parent.mkdir(parents=True, exist_ok=True)
     for name, found in stages.items():
         found["asked"] = asked[name]
-    if (only or parts or collect) and (place / "result.json").exists():
-        before = read_result(place / "result.json")
-        if (before["scale"], before["seeds"], before["changed"]) == (scale, count, dict(settings or {})):
-            complete(values, stages, before, chosen, asked)
-        else:
-            was = f"scale {before['scale']}, {before['seeds']} seeds, --set {json.dumps(before['changed'])}"
-            logger.warning("the earlier result in %s is replaced, not completed: it was made with %s", place, was)
+    if before:
+        complete(values, stages, before, chosen, asked)
     made = make_result(recipe, scale, count, values, stages, time.time() - started, settings)
-    (place / "result.json").write_text(json.dumps(made, indent=1, ensure_ascii=False), encoding="utf-8")
+    file.write_text(json.dumps(made, indent=1, ensure_ascii=False), encoding="utf-8")
     drawn = scaling_figure(recipe, made)
     if drawn is not None:
-        (place / "scaling.svg").write_text(drawn.svg(), encoding="utf-8")
+        file.with_name("scaling.svg").write_text(drawn.svg(), encoding="utf-8")
     else:
-        (place / "scaling.svg").unlink(missing_ok=True)
+        file.with_name("scaling.svg").unlink(missing_ok=True)
     return made
+
+
+def _earlier(file: Path, scale: str, seeds: int, settings: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """An earlier result that a part may complete."""
+    if not file.exists():
+        return None
+    before = read_result(file)
+    if (before["scale"], before["seeds"], before["changed"]) == (scale, seeds, dict(settings or {})):
+        return before
+    was = f"scale {before['scale']}, {before['seeds']} seeds, --set {json.dumps(before['changed'])}"
+    logger.warning("the earlier result in %s is replaced, not completed: it was made with %s", file.parent, was)
+    return None
 
 
 def _run_settings(
