@@ -1,7 +1,7 @@
 """The kernels under `persist`, each configuration alone: is it right, the same every time, and how long does it take.
 
     PYTHONPATH=src python -m benchmarks.kernels                    # about a minute on one H200, compilation included
-    PYTHONPATH=src python -m benchmarks.kernels --only gmlp        # what gMLP-S/16 and odd lengths need, half of that
+    PYTHONPATH=src python -m benchmarks.kernels --only gMLP        # its gradients alone; --only dW, also Remixer's
 
 Writes kernels-<device>.json to benchmarks/results (or --out): milliseconds (the median of many launches, L2 cleared
 before each, bf16), the relative errors of all results against float64, memory filled with NaN before, and whether ten runs
@@ -107,7 +107,7 @@ def gmlp() -> Iterator[Case]:
 
 
 def summed(mode: str, g: Tensor, own: Tensor | None, x: Tensor, timed: bool = False) -> Case:
-    """dW, ds and Σ ds."""
+    """dW, ds and Σ ds, the gradient of a bias."""
 
     def call(configs: list[Config]) -> tuple[Tensor, ...]:
         dw, ds, total = outer.outer(g, x, 1, mode=mode, own=own, alpha_value=ALPHA, total=True, configs=configs)
@@ -122,7 +122,7 @@ def summed(mode: str, g: Tensor, own: Tensor | None, x: Tensor, timed: bool = Fa
 
     configs = outer.candidates(g, g if own is None else own, x, 1, False, True, True)
     size = f"{g.shape[0]} × {g.shape[1]}, {x.shape[1]} × {g.shape[2]}"
-    return Case(f"dW, ds and Σ ds of {mode}, {size}", configs, call, right, timed)
+    return Case(f"gMLP's dW of {mode}, {size}", configs, call, right, timed)
 
 
 @contextmanager
@@ -153,13 +153,13 @@ def examine(case: Case, config: Config, wanted: tuple[Tensor, ...]) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["remixer", "gmlp"])
+    parser.add_argument("--only", default="", metavar="TEXT", help="the cases whose names hold TEXT")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this measures a GPU, and there is none here")
     torch.manual_seed(0)
-    cases = [case for part in (remixer, gmlp) if given.only in (None, part.__name__) for case in part()]
+    cases = [case for case in (*remixer(), *gmlp()) if given.only in case.what]
 
     def compile(case: Case, config: Config) -> None:
         with suppress(Exception):  # examine will say
