@@ -57,7 +57,7 @@ def _make(g_s, own_s, x_s, full, t, wanted, within, alpha, GROUP: gl.constexpr, 
     slot = t % SLOTS
     mbarrier.wait(full.index(slot), t // SLOTS & 1, pred=wanted)
     g = g_s.index(slot * 2 + GROUP).load(layout)
-    t = g.to(gl.float32)
+    made = g.to(gl.float32)
     if MODE != "plain":
         if within < 0:
             own = own_s.index(slot * 2 + GROUP).load(layout)
@@ -66,9 +66,9 @@ def _make(g_s, own_s, x_s, full, t, wanted, within, alpha, GROUP: gl.constexpr, 
         o = own.to(gl.float32)
         if MODE == "compose":
             o = alpha * o - (1 - alpha)
-        t *= o
-        g = t.to(g_s.dtype)
-    return g, gl.sum(t, 1)
+        made *= o
+        g = made.to(g_s.dtype)
+    return g, gl.sum(made, 1)
 
 
 @gluon.jit
