@@ -1,11 +1,12 @@
-"""The kernels under `persist` and `gelu_norm`, each configuration alone: is it right, and how long does it take.
+"""The kernels under `persist` and `gelu_norm`, each configuration alone: right, the same every time, and how fast.
 
     PYTHONPATH=src python -m benchmarks.kernels                    # about a minute on one H200, compilation included
-    PYTHONPATH=src python -m benchmarks.kernels --only gelu        # the rows whose name holds one of these words
+    PYTHONPATH=src python -m benchmarks.kernels --only gMLP        # its gradients alone; --only dW, also Remixer's
+    PYTHONPATH=src python -m benchmarks.kernels --only gelu        # gelu and norm, and their gradients
 
-Writes benchmarks/results/kernels-<device>.json: milliseconds (the median of many launches, L2 cleared before each, bf16) at
-Remixer's size, 128 × 512 × 2048, or that of gMLP-S/16, 256 × 196 × 1536, and the relative error against float64. What
-`choose` takes is the fastest of them. Rows that were not asked for stay as they are.
+Writes kernels-<device>.json to benchmarks/results (or --out): milliseconds (the median of many launches, L2 cleared
+before each, bf16), the relative errors of all results against float64, memory filled with NaN before, and whether ten runs
+gave the same bits. Remixer's size is 128 × 512 × 2048, gMLP-S/16's 256 × 196 × 768. `choose` takes the fastest.
 """
 
 from __future__ import annotations
@@ -13,35 +14,39 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
-from triton.testing import do_bench
 
 from tokenmix.ops.kernels import gelu_norm, mix, outer
-from tokenmix.ops.kernels.tune import Config
+from tokenmix.ops.kernels.tune import Config, milliseconds
 
 RESULTS = Path(__file__).parent / "results"
 B, L, C, ALPHA = 128, 512, 2048, 0.3
-Case = tuple[str, list[Config], Callable[[list[Config]], tuple[Tensor, ...]], Callable[[], tuple[Tensor, ...]]]
+SIZES = [  # batch, queries, keys, width: gMLP-S/16, and lengths that leave little or nothing for the last tiles
+    (256, 196, 196, 768), (16, 100, 100, 768), (16, 130, 257, 320), (16, 257, 130, 320), (16, 50, 300, 320),
+]  # fmt: skip
+
+
+class Case(NamedTuple):
+    what: str
+    configs: list[Config]
+    call: Callable[[list[Config]], tuple[Tensor, ...]]  # with a list of one configuration
+    right: Callable[[], tuple[Tensor, ...]]
+    timed: bool = True
 
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
-def cases() -> Iterator[Case]:
-    """(what, its configurations, how it is called, what is right)."""
-    yield from persist_cases()
-    yield from gelu_norm_cases()
-
-
-def persist_cases() -> Iterator[Case]:
+def remixer() -> Iterator[Case]:
     w, x, own, other = normal(1, L, L) / L**0.5, normal(B, L, C), normal(B, L, C), normal(B, L, C)
     bias = torch.randn(L, device="cuda")
     ready = mix.prepare(w, x.dtype)
@@ -50,12 +55,11 @@ def persist_cases() -> Iterator[Case]:
     def product() -> Tensor:
         return w[0].double() @ x.double()
 
-    made = [torch.empty_like(x), torch.empty_like(x)]
-
     def mixed(configs: list[Config], mode: str, keep: bool, **given: Any) -> tuple[Tensor, ...]:
+        made = [torch.empty_like(x) for _ in range(1 + keep)]
         mix.mix(ready, x, made[0], keys=L, mode=mode, extra=made[1] if keep else None, alpha_value=ALPHA,
                 configs=configs, **given)  # fmt: skip
-        return tuple(made[: 1 + keep])
+        return tuple(made)
 
     def composed() -> tuple[Tensor, Tensor]:
         s = product()
@@ -69,92 +73,147 @@ def persist_cases() -> Iterator[Case]:
         ds = own.double() * factor
         return torch.einsum("bic,bjc->ij", ds, x.double())[None], ds
 
-    yield "plain", configs, partial(mixed, mode="plain", keep=False), lambda: (product(),)
-    yield "compose", configs, partial(mixed, mode="compose", keep=False, own=x), lambda: composed()[:1]
-    yield "compose and keep s", configs, partial(mixed, mode="compose", keep=True, own=x), composed
-    yield (
+    yield Case("plain", configs, partial(mixed, mode="plain", keep=False), lambda: (product(),))
+    yield Case("compose", configs, partial(mixed, mode="compose", keep=False, own=x), lambda: composed()[:1])
+    yield Case("compose and keep s", configs, partial(mixed, mode="compose", keep=True, own=x), composed)
+    yield Case(
         "gradient of compose", configs, partial(mixed, mode="compose_grad", keep=False, own=own, other=other),
         lambda: (product() + own * (ALPHA * other.double() + 1 - ALPHA),),
     )  # fmt: skip
-    yield "gate and keep s", configs, partial(mixed, mode="gate", keep=True, own=own, bias=bias), gated
-    yield (
+    yield Case("gate and keep s", configs, partial(mixed, mode="gate", keep=True, own=own, bias=bias), gated)
+    yield Case(
         "gradient of gate", configs, partial(mixed, mode="gate_grad", keep=True, own=own, other=other),
         lambda: (product(), own.double() * other),
     )  # fmt: skip
     summed = partial(outer.outer, own, x, 1, alpha_value=ALPHA)
-    yield (
+    yield Case(
         "dW of plain", outer.candidates(own, own, x, 1, False, True, False),
         lambda configs: summed(mode="plain", configs=configs)[:1], lambda: outer_product(1.0)[:1],
     )  # fmt: skip
-    yield (
+    yield Case(
         "dW of compose", outer.candidates(own, x, x, 1, False, True, False),
         lambda configs: summed(mode="compose", own=x, configs=configs)[:2],
         lambda: outer_product(ALPHA * x.double() - (1 - ALPHA)),
     )  # fmt: skip
 
 
-def gelu_norm_cases() -> Iterator[Case]:
+def gmlp() -> Iterator[Case]:
+    """What the gradient of a gate and its bias needs; the other modes, too, where lengths are odd."""
+    for batch, queries, keys, width in SIZES:
+        g, u, x = normal(batch, queries, width), normal(batch, queries, width), normal(batch, keys, width)
+        yield summed("gate", g, u, x, timed=batch == 256)
+        if batch < 256:
+            yield summed("plain", g, None, x)
+            yield summed("compose", normal(batch, keys, width), x, x)
+
+
+def summed(mode: str, g: Tensor, own: Tensor | None, x: Tensor, timed: bool = False) -> Case:
+    """dW, ds and Σ ds, the gradient of a bias."""
+
+    def call(configs: list[Config]) -> tuple[Tensor, ...]:
+        dw, ds, total = outer.outer(g, x, 1, mode=mode, own=own, alpha_value=ALPHA, total=True, configs=configs)
+        assert total is not None
+        return dw, ds, total
+
+    def right() -> tuple[Tensor, ...]:
+        ds = g.double()
+        if own is not None:
+            ds = ds * (own.double() if mode == "gate" else ALPHA * own.double() - (1 - ALPHA))
+        return torch.einsum("bic,bjc->ij", ds, x.double())[None], ds, ds.sum((0, 2))
+
+    configs = outer.candidates(g, g if own is None else own, x, 1, False, True, True)
+    size = f"{g.shape[0]} × {g.shape[1]}, {x.shape[1]} × {g.shape[2]}"
+    return Case(f"gMLP's dW of {mode}, {size}", configs, call, right, timed)
+
+
+def gelu_and_norm() -> Iterator[Case]:
+    """At gMLP-S/16's size; the gradients are those of h, of the linear layer's bias, and of the norm's parameters."""
     rows, width, eps = 256 * 196, 768, 1e-5
     h, dz1, dz2 = normal(rows, 2 * width), normal(rows, width), normal(rows, width)
-    linear_bias, weight, bias = (torch.randn(size, device="cuda") for size in (2 * width, width, width))
-    statistics = gelu_norm.gelu_norm_op(h, linear_bias, weight, bias, eps)[2:]
-
-    def forward(configs: list[Config]) -> tuple[Tensor, ...]:
-        with patch.object(gelu_norm, "FORWARD", configs):
-            return gelu_norm.gelu_norm_op(h, linear_bias, weight, bias, eps)[:2]
-
-    def backward(configs: list[Config]) -> tuple[Tensor, ...]:
-        with patch.object(gelu_norm, "BACKWARD", configs):
-            dh, sums = gelu_norm.gelu_norm_backward(dz1, dz2, h, weight, *statistics)
-        return dh, *sums.split([2 * width, width, width])
+    weight, bias = (torch.randn(width, device="cuda") for _ in range(2))
 
     def plain(h: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         z1, z2 = torch.nn.functional.gelu(h).chunk(2, -1)
         return z1, torch.nn.functional.layer_norm(z2, (width,), weight, bias, eps)
 
-    def right() -> tuple[Tensor, ...]:
+    def backward(configs: list[Config]) -> tuple[Tensor, ...]:
+        dh, sums = gelu_norm.backward(dz1, dz2, h, weight, *statistics, configs=configs)
+        return dh, *sums.split([2 * width, width, width])
+
+    def gradients() -> tuple[Tensor, ...]:
         leaves = [t.double().requires_grad_() for t in (h, weight, bias)]
         dh, dw, db = torch.autograd.grad(plain(*leaves), leaves, (dz1.double(), dz2.double()))
         return dh, dh.sum(0), dw, db
 
-    yield "gelu and norm", gelu_norm.FORWARD, forward, lambda: plain(h.double(), weight.double(), bias.double())
-    yield "gradient of gelu and norm", gelu_norm.BACKWARD, backward, right
+    def forward(configs: list[Config]) -> tuple[Tensor, ...]:
+        return gelu_norm.forward(h, weight, bias, eps, configs=configs)[:2]
+
+    z2 = torch.nn.functional.gelu(h[:, width:].float())
+    statistics = z2.mean(1), (z2.var(1, correction=0) + eps).rsqrt()
+    yield Case("gelu and norm", gelu_norm.FORWARD, forward, lambda: plain(*(t.double() for t in (h, weight, bias))))
+    yield Case("gradients of gelu and norm", gelu_norm.BACKWARD, backward, gradients)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """New memory is full of NaN, so that what is not written shows."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def examine(case: Case, config: Config, wanted: tuple[Tensor, ...]) -> dict[str, Any]:
+    row: dict[str, Any] = {"config": " ".join(f"{name}={value}" for name, value in config.items() if value)}
+    try:
+        with poisoned():
+            got = [tensor.clone() for tensor in case.call([config])]
+        row["errors"] = [float(f"{float((a.double() - b).norm() / b.norm()):.2g}") for a, b in zip(got, wanted)]
+        row["same bits in 10 runs"] = all(
+            torch.equal(a, b) for _ in range(9) for a, b in zip(got, case.call([config]), strict=True)
+        )
+        if case.timed:
+            row["ms"] = round(milliseconds(partial(case.call, [config])), 4)
+    except Exception as error:  # what this machine cannot run
+        row["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
+    return row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="Rows whose name holds one of these.")
-    only = parser.parse_args().only
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="the cases whose names hold TEXT")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this measures a GPU, and there is none here")
-    device = torch.cuda.get_device_name()
-    file = RESULTS / f"kernels-{device.split()[-1].lower()}.json"
-    rows: dict[str, list[dict[str, Any]]] = json.loads(file.read_text())["rows"] if file.exists() else {}
-    for what, configs, call, right in cases():
-        if not any(word in what for word in only):
-            continue
-        wanted, rows[what] = right(), []
-        for config in configs:
-            row: dict[str, Any] = {"config": " ".join(f"{name}={value}" for name, value in config.items() if value)}
-            try:
-                for tensor in call([config]):
-                    tensor.fill_(torch.nan)  # so that what is not written shows
-                got = call([config])
-                row["error"] = max(float((a.double() - b).norm() / b.norm()) for a, b in zip(got, wanted))
-                row["ms"] = do_bench(lambda c=config, f=call: f([c]), warmup=15, rep=60, return_mode="median")
-            except Exception as error:  # what this machine cannot run
-                row["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
-            rows[what].append(row)
-        rows[what].sort(key=lambda row: row.get("ms", float("inf")))
-        for row in rows[what]:
-            print(what, json.dumps(row), flush=True)
+    torch.manual_seed(0)
+    cases = [case for case in (*remixer(), *gmlp(), *gelu_and_norm()) if given.only in case.what]
+
+    def compile(case: Case, config: Config) -> None:
+        with suppress(Exception):  # examine will say
+            case.call([config])
+
+    with ThreadPoolExecutor(8) as pool:
+        for case in cases:
+            for config in case.configs:
+                pool.submit(compile, case, config)
+    torch.cuda.synchronize()
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for case in cases:
+        wanted = case.right()
+        rows[case.what] = [examine(case, config, wanted) for config in case.configs]
+        rows[case.what].sort(key=lambda row: row.get("ms", float("inf")))
+        print(case.what, *map(json.dumps, rows[case.what]), sep="\n    ", flush=True)
         del wanted
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    device = torch.cuda.get_device_name()
+    file = given.out / f"kernels-{device.split()[-1].lower()}.json"
+    before = json.loads(file.read_text(encoding="utf-8"))["rows"] if given.only and file.exists() else {}
     made = {
         "command": "PYTHONPATH=src python -m benchmarks.kernels",
         "device": device,
-        "versions": versions,
-        "rows": rows,
+        "versions": {"torch": torch.__version__, "triton": triton.__version__},
+        "rows": before | rows,
     }
     file.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(file)

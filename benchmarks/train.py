@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import tokenmix
+from tokenmix.compare.profile import compiled
 from tokenmix.models import TokenmixConfig, create_model
 from tokenmix.models.heads import TokenmixLM
 from tokenmix.training.flops import StepFlops
@@ -50,25 +51,11 @@ def my_turn() -> None:
         raise SystemExit("the run was given up")
 
 
-def compiled(model: nn.Module) -> Any:
-    """torch.compile, forward and backward at once; the first call waits for its turn before it runs anything."""
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        from torch._inductor.compile_fx import compile_fx
-
-        with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
-            code = compile_fx(graph, inputs)
-        my_turn()
-        return code
-
-    return torch.compile(model, backend=backend)
-
-
 def stepper(model: nn.Module, inputs: Inputs) -> Callable[[], Any]:
     """One training step of a model, compiled."""
     model = model.cuda().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-4, device="cuda"), fused=True, capturable=True)
-    run = compiled(model)
+    run = compiled(model, my_turn)
     if isinstance(model, TokenmixLM):  # ours need not hand out logits while they train
         inputs = {**inputs, "return_logits": False}
 
@@ -96,7 +83,7 @@ def graphed(step: Callable[[], Any]) -> Callable[[], Any]:
 
 def inference(model: nn.Module, images: Tensor) -> Callable[[], Any]:
     """The forward pass in bf16, compiled."""
-    run, images = compiled(model.cuda().eval().to(torch.bfloat16)), images.to(torch.bfloat16)
+    run, images = compiled(model.cuda().eval().to(torch.bfloat16), my_turn), images.to(torch.bfloat16)
 
     def step() -> Any:
         with torch.inference_mode():

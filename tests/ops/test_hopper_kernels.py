@@ -21,9 +21,9 @@ HOPPER = GPUTarget("cuda", 90, 32)
 SHARED = 232_448  # bytes of shared memory that a program may use
 
 
-def block(rows: int, columns: int) -> str:
-    """The type of a descriptor for blocks of a bfloat16 matrix."""
-    return f"tensordesc<bf16[{rows}, {columns}],{gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)!r}>"
+def block(*shape: int) -> str:
+    """The type of a descriptor for blocks of a bfloat16 tensor."""
+    return f"tensordesc<bf16{list(shape)},{gl.NVMMASharedLayout.get_default_for(list(shape), gl.bfloat16)!r}>"
 
 
 def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> Any:
@@ -49,17 +49,51 @@ def test_mixing_compiles_for_hopper(mode: str) -> None:
     assert made.metadata.shared <= SHARED
 
 
-@pytest.mark.parametrize("mode", ["plain", "compose", "gate"])
-def test_its_gradient_compiles_for_hopper(mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "total", "turns", "one_part"),
+    [
+        ("plain", False, True, False),
+        ("compose", False, True, False),
+        ("compose", False, False, False),
+        ("gate", False, True, False),
+        ("gate", True, True, False),
+        ("gate", True, False, False),
+        ("gate", True, True, True),
+    ],
+)
+def test_its_gradient_compiles_for_hopper(mode: str, total: bool, turns: bool, one_part: bool) -> None:
     from tokenmix.ops.kernels.outer_hopper import _outer_hopper
 
-    integers = dict.fromkeys(("batch", "queries", "keys", "width", "splits"), "i32")
-    blocks = {"x": block(256, 64), **dict.fromkeys(("g", "own", "ds"), block(64, 64))}
+    integers = dict.fromkeys(("batch", "queries", "keys", "width", "across", "splits"), "i32")
+    blocks = {"x": block(1, 256, 64), **dict.fromkeys(("g", "own", "ds"), block(1, 64, 64))}
+    constants = {"MODE": mode, "SAME": mode == "compose", "TOTAL": total, "TURNS": turns, "SLOTS": 3}
+    if one_part:  # Triton takes an argument of 1 as a constant
+        del integers["splits"]
+        constants["splits"] = 1
     made = compiled(
         _outer_hopper,
-        {**blocks, "dw": "*fp32", **integers, "alpha": "fp32"},
-        {"MODE": mode, "SAME": mode == "compose", "BN": 256, "BK": 64, "SLOTS": 3, "num_warps": 4},
+        {**blocks, "dw": "*fp32", "total": "*fp32", **integers, "alpha": "fp32"},
+        {**constants, "BN": 256, "BK": 64, "num_warps": 4},
     )
+    assert "wgmma" in made.asm["ptx"]
+    assert made.metadata.shared <= SHARED
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("tma", [False, True])
+def test_the_gradient_with_that_of_the_bias_compiles_for_hopper_in_triton(tma: bool, turns: bool) -> None:
+    from tokenmix.ops.kernels.outer import _outer
+
+    rows, columns = ("tensordesc<bf16[1, 128, 64]>", "tensordesc<bf16[1, 256, 64]>") if tma else ("*bf16", "*bf16")
+    types = dict.fromkeys(("g", "own", "ds"), rows) | {"x": columns, "dw": "*fp32", "total": "*fp32"}
+    types |= dict.fromkeys(("alpha", "row", "mask"), "*bf16") | {"alpha_value": "fp32"}
+    constants = {"MODE": "gate", "ALPHA": 0, "WRITE": True, "TOTAL": True, "ROW": False, "MASK": False, "CAUSAL": False,
+                 "EVEN": True, "PRECISION": "tf32", "BM": 128, "BN": 256, "BK": 64, "TMA": tma, "TURNS": turns,
+                 "heads": 1, "sgc": 1, "soc": 1, "sxc": 1}  # fmt: skip
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in _outer.arg_names}
+    values = {(_outer.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=_outer, signature=signature, constexprs=values)
+    made = triton.compile(source, target=HOPPER, options={"num_warps": 8, "num_stages": 3})
     assert "wgmma" in made.asm["ptx"]
     assert made.metadata.shared <= SHARED
 

@@ -163,7 +163,7 @@ def test_persist_on_the_kernels_for_hopper(kind: str, dtype: torch.dtype, monkey
 
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("these kernels are for Hopper GPUs")
-    for module in (mix, outer) if kind != "gate" else (mix,):  # the gradient of a gate's bias is summed in Triton
+    for module in (mix, outer):
         monkeypatch.setattr(module, "HALF_PRECISION", [c for c in module.HALF_PRECISION if c["gluon"]])
     inputs = {"w": torch.randn(1, 512, 512, device=DEVICE), "x": draw(24, 512, 1024, dtype=dtype)}
     inputs |= EPILOGUES[kind](24, 512, 1024, dtype)
@@ -208,14 +208,18 @@ def test_every_configuration_of_mix_agrees(mode: str, length: int) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize(
-    "length", [21, pytest.param(196, marks=pytest.mark.gpu), pytest.param(512, marks=pytest.mark.gpu)]
-)
+    ("queries", "keys"),
+    [(21, 21), (12, 37), (37, 12), *(pytest.param(*at, marks=pytest.mark.gpu) for at in
+     [(196, 196), (100, 100), (130, 130), (257, 257), (130, 257), (257, 130), (50, 300), (512, 512)])],
+)  # fmt: skip
 @pytest.mark.parametrize("mode", ["plain", "compose", "gate"])
-def test_every_configuration_of_outer_agrees(mode: str, length: int) -> None:
+def test_every_configuration_of_outer_agrees(mode: str, queries: int, keys: int) -> None:
+    """All that can run on these tensors, not only the one that tuning chooses; halves of a wider tensor, as in gMLP."""
     from tokenmix.ops.kernels import outer as module
 
-    width, dtype = (16, torch.float32) if length == 21 else (384, torch.bfloat16)
-    g, x, u = (draw(7, length, 2 * width, dtype=dtype)[..., :width] for _ in range(3))
+    batch, width, dtype = (2, 20, torch.float32) if queries < 50 else (7, 384, torch.bfloat16)
+    keys = queries if mode == "compose" else keys  # composes x with itself
+    g, u, x = (draw(batch, length, 2 * width, dtype=dtype)[..., :width] for length in (queries, queries, keys))
     own = x if mode == "compose" else u
     factor = {"plain": 1.0, "compose": 0.3 * x.double() - 0.7, "gate": u.double()}[mode]
     right = g.double() * factor
@@ -226,7 +230,7 @@ def test_every_configuration_of_outer_agrees(mode: str, length: int) -> None:
         assert (total is not None) == wanted_total
         for ours, wanted in ((dw[0], torch.einsum("bic,bjc->ij", right, x.double())), (ds, right)):
             assert (ours.double() - wanted).norm() / wanted.norm() < 1e-2, config
-        if mode != "plain" and total is not None:
+        if total is not None:
             assert (total.double() - right.sum((0, 2))).norm() / right.sum((0, 2)).norm() < 1e-2, config
 
 
@@ -443,14 +447,16 @@ def test_kernels_stand_back_for_functional_transforms_and_refuse_second_derivati
 
 @needs_kernels
 @pytest.mark.gpu
-def test_gradient_of_the_matrix_has_the_same_bits_every_time() -> None:
-    w, x = torch.randn(512, 512, device=DEVICE, requires_grad=True), draw(32, 512, 1024, dtype=torch.bfloat16)
-    grads = []
+@pytest.mark.parametrize("length", [196, 512])
+@pytest.mark.parametrize("kind", ["number", "gate"])
+def test_gradient_of_the_matrix_has_the_same_bits_every_time(kind: str, length: int) -> None:
+    w, x = torch.randn(length, length, device=DEVICE, requires_grad=True), draw(32, length, 1024, dtype=torch.bfloat16)
+    extra = {name: t.requires_grad_() for name, t in EPILOGUES[kind](32, length, 1024, torch.bfloat16).items()}
+    leaves, grads = [w, *extra.values()], []
     for _ in range(3):
-        w.grad = None
-        persist(w, x, softmax=True, epilogue=Compose(0.5)).float().square().sum().backward()
-        grads.append(w.grad)
-    assert all(torch.equal(grads[0], g) for g in grads[1:])
+        y = persisted(persist, kind, w, x, options={"softmax": True}, **extra)
+        grads.append(torch.autograd.grad(y.float().square().sum(), leaves))
+    assert all(torch.equal(a, b) for again in grads[1:] for a, b in zip(grads[0], again, strict=True))
 
 
 @needs_kernels

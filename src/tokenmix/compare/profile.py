@@ -7,19 +7,30 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from tokenmix.compare.worker import reset_peak_memory
+from tokenmix.compare.plan import slug
+from tokenmix.compare.worker import die_with, reset_peak_memory
+from tokenmix.data.shard_writer import write_json
 from tokenmix.devices import chosen_device
 from tokenmix.models.config import TokenmixConfig
 from tokenmix.models.counting import count_parameters, forward_flops
 from tokenmix.models.create import create_model, plain
+from tokenmix.training.faults import FolderLock
 from tokenmix.training.flops import peak_flops
 from tokenmix.training.loop import memory_used
 
@@ -36,10 +47,12 @@ def profile(
     device: str = "auto",
     precision: str = "auto",
     compile: bool | None = None,
+    turn: AbstractContextManager[Any] | None = None,
 ) -> dict[str, Any]:
     """Count and time training steps (forward, backward, AdamW) on random input of full length.
 
     Backward takes twice the arithmetic of forward: each product has two in its gradient. ``steps`` of 0 only counts.
+    ``turn`` is entered once the model is compiled and left when it is timed: models that compile side by side take turns.
     """
     place = chosen_device(device)
     precision = precision if precision != "auto" else "bf16" if place.type == "cuda" else "fp32"
@@ -68,7 +81,8 @@ def profile(
     }
     if steps < 1:
         return found
-    times, memory = timed(config, batch, length, target_length, steps, rounds, head, place, precision, compile)
+    compile = compile if compile is not None else place.type == "cuda"
+    times, memory = timed(config, batch, length, target_length, steps, rounds, head, place, precision, compile, turn)
     found["samples"] = [1 / seconds for seconds in times]
     found["steps_per_second"] = 1 / statistics.median(times)
     found["memory_bytes"] = memory
@@ -86,14 +100,17 @@ def timed(
     head: str | None,
     place: torch.device,
     precision: str,
-    compile: bool | None,
+    compile: bool,
+    turn: AbstractContextManager[Any] | None = None,
 ) -> tuple[list[float], int]:
     """(seconds of a training step in each round, peak memory in bytes)."""
     reset_peak_memory()
     torch.manual_seed(0)
     model: Any = create_model(config, head=head)
     model = model.to(place).train()
-    called: Any = torch.compile(model) if (compile if compile is not None else place.type == "cuda") else model
+    quiet = ExitStack()
+    wait = _once(lambda: quiet.enter_context(turn or nullcontext()))
+    called: Any = compiled(model, wait) if compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=place.type == "cuda")
     inputs = example_batch(config, batch, length, target_length, place)
 
@@ -105,17 +122,46 @@ def timed(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    for _ in range(3 if place.type == "cuda" else 1):
-        step()
-    _wait(place)
-    times = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        for _ in range(steps):
+    with quiet:
+        if not compile:
+            wait()
+        for _ in range(3 if place.type == "cuda" else 1):
             step()
         _wait(place)
-        times.append((time.perf_counter() - started) / steps)
+        times = []
+        for _ in range(rounds):
+            started = time.perf_counter()
+            for _ in range(steps):
+                step()
+            _wait(place)
+            times.append((time.perf_counter() - started) / steps)
     return times, round(memory_used(place) * 1e9)
+
+
+def compiled(model: nn.Module, wait: Callable[[], Any]) -> Any:
+    """torch.compile of forward and backward at once, in the first call; before anything of it runs, ``wait`` is called."""
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        from torch._functorch import config
+        from torch._inductor.compile_fx import compile_fx
+
+        with config.patch(force_non_lazy_backward_lowering=True):
+            code = compile_fx(graph, inputs)
+        wait()
+        return code
+
+    return torch.compile(model, backend=backend)
+
+
+def _once(call: Callable[[], Any]) -> Callable[[], None]:
+    """The call, made the first time only."""
+    left = [call]
+
+    def first() -> None:
+        if left:
+            left.pop()()
+
+    return first
 
 
 def example_batch(
@@ -188,3 +234,60 @@ def _lengths(config: TokenmixConfig, length: int | None, target: int | None) -> 
 def _wait(place: torch.device) -> None:
     if place.type == "cuda":
         torch.cuda.synchronize(place)
+
+
+# ---------------------------------------------------------------------------------------------------- several models
+
+
+def profile_all(
+    configs: Mapping[str, TokenmixConfig], settings: Mapping[str, Any], *, folder: Path, turns: Path, jobs: int = 1
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every model's profile, as it comes. With ``jobs`` above 1, so many compile at a time, each in a process of its own, and
+    are timed one after the other, also with those of other commands that name the same ``turns`` (a folder)."""
+    if jobs == 1:
+        for name, config in configs.items():
+            yield name, profile(config, **settings)
+        return
+    with ThreadPoolExecutor(jobs) as pool:
+        asked = {
+            pool.submit(_in_process, config, settings, folder / slug(name), turns): name
+            for name, config in configs.items()
+        }
+        for future in as_completed(asked):
+            yield asked[future], future.result()
+
+
+def _in_process(config: TokenmixConfig, settings: Mapping[str, Any], place: Path, turns: Path) -> dict[str, Any]:
+    place.mkdir(parents=True, exist_ok=True)
+    asked, found, log = place / "asked.json", place / "found.json", place / "log.txt"
+    write_json(asked, {"model": plain(config), "settings": dict(settings), "turns": str(turns)})
+    command = [sys.executable, "-m", "tokenmix.compare.profile", str(os.getpid()), str(asked), str(found)]
+    with open(log, "w", encoding="utf-8") as out:
+        code = subprocess.run(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, check=False).returncode
+    if code != 0:
+        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        raise ValueError(f"measuring {place.name} ended with {code}: {' '.join(last) or 'no message'} ({log})")
+    return json.loads(found.read_text(encoding="utf-8"))
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m tokenmix.compare.profile PARENT ASKED.json FOUND.json`: one model, timed when its turn has come."""
+    parent, *paths = arguments
+    die_with(int(parent))
+    asked, found = map(Path, paths)
+    given = json.loads(asked.read_text(encoding="utf-8"))
+    turn = _turn(Path(given["turns"]))
+    write_json(found, profile(TokenmixConfig(**given["model"]), **given["settings"], turn=turn))
+    return 0
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    sys.stdout.write("waits for its turn\n")
+    sys.stdout.flush()
+    with FolderLock(folder, waits=True):
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

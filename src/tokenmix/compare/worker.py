@@ -322,7 +322,7 @@ def spec_from_dict(values: dict[str, Any]) -> RunSpec:
     return RunSpec(**{**values, "judging": Judging(**values["judging"])})
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """A comparison that is killed leaves no runs behind that go on unseen: they save themselves and stop."""
 
     def watch() -> None:
@@ -344,7 +344,7 @@ def main(arguments: list[str]) -> int:
     """`python -m tokenmix.compare.worker PARENT SPEC.json …`: one run after another, up to the first that fails (what comes
     after it deserves a fresh process); each record goes beside its specification."""
     parent, *paths = arguments
-    _die_with(int(parent))
+    die_with(int(parent))
     for path in map(Path, paths):
         spec = spec_from_dict(json.loads(path.read_text(encoding="utf-8")))
         try:

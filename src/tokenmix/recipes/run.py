@@ -155,7 +155,7 @@ def reproduce(
         entries = contenders_of(recipe, scale, stage, only, settings)
         place = folder / recipe.name / scale / stage.name
         if stage.profile:
-            found = _profile(entries, stage, chosen, place, collect)
+            found = _profile(entries, stage, chosen, place, folder / "turns", jobs, collect)
             stages[stage.name] = found
             fill(values, stage, recipe, {name: profiled_numbers(row) for name, row in found["models"].items()})
             continue
@@ -330,35 +330,44 @@ def _files(source: Any, data: str | None) -> list[Path]:
 
 
 def _profile(
-    entries: Sequence[Contender], stage: Stage, scale: Scale, place: Path, collect: bool = False
+    entries: Sequence[Contender], stage: Stage, scale: Scale, place: Path, turns: Path, jobs: int, collect: bool = False
 ) -> dict[str, Any]:
     """Every model counted and timed; what an earlier call into the same folder measured, on a machine with the same
     hardware and versions, is kept. With ``collect`` all that is there is, and nothing is measured."""
-    from tokenmix.compare.profile import profile
+    from tokenmix.compare.profile import profile_all
     from tokenmix.devices import chosen_device
 
-    settings = dict(stage.settings)
-    if stage.original and chosen_device("auto").type == "cpu":
+    settings, on_gpu = dict(stage.settings), chosen_device("auto").type == "cuda"
+    if stage.original and not on_gpu:
         logger.info("no GPU here: models of the papers' own sizes are counted, not timed")
         settings["steps"] = 0
     place.mkdir(parents=True, exist_ok=True)
-    models = {}
+    models, todo, asked = {}, {}, {}
     for entry in entries:
         config = _fitting(config_of(entry, scale.body), settings)
-        asked = {
+        wanted = {
             "model": config.to_dict(), "settings": settings, "hardware": hardware(), "versions": versions(),
             "threads": torch.get_num_threads(),
         }  # fmt: skip
-        asked = json.loads(json.dumps(asked, default=str))
-        file = place / f"{slug(entry.name)}.json"
+        asked[entry.name] = json.loads(json.dumps(wanted, default=str))
+        file = _profile_file(place, entry.name)
         known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        if collect and not known:
-            continue
-        if known.get("asked") != asked and not collect:
-            known = {"asked": asked, "found": profile(config, **settings)}
-            write_json(file, known)
-        models[entry.name] = known["found"]
-    return {"profile": settings, "models": models}
+        if known and (collect or known.get("asked") == asked[entry.name]):
+            models[entry.name] = known["found"]
+        elif not collect:
+            todo[entry.name] = config
+    side_by_side = jobs if on_gpu else 1  # beside others a CPU would measure them, too
+    for name, found in profile_all(todo, settings, folder=place, turns=turns, jobs=side_by_side):
+        write_json(_profile_file(place, name), {"asked": asked[name], "found": found})
+        models[name] = found
+    return {
+        "profile": settings,
+        "models": {entry.name: models[entry.name] for entry in entries if entry.name in models},
+    }
+
+
+def _profile_file(place: Path, name: str) -> Path:
+    return place / f"{slug(name)}.json"
 
 
 def _fitting(config: TokenmixConfig, settings: Mapping[str, Any]) -> TokenmixConfig:

@@ -198,9 +198,8 @@ def _grid(config: Config, rows: int, R: int) -> tuple[int, int]:
     return min(blocks, config["programs"] * processors()), blocks
 
 
-@torch.library.custom_op("tokenmix::gelu_norm", mutates_args=())
-def gelu_norm_op(
-    h: Tensor, linear_bias: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+def forward(
+    h: Tensor, weight: Tensor, bias: Tensor, eps: float, configs: list[Config]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(z₁, z₂, mean, 1/deviation) of h [..., 2 · width]; the statistics are [rows] in float32."""
     h = h.contiguous()
@@ -213,20 +212,12 @@ def gelu_norm_op(
         programs, blocks = _grid(config, rows, tile["R"])
         _forward[(programs,)](h, weight, bias, z1, z2, mean, scale, rows, blocks, eps, **tile)
 
-    launch(choose("gelu_norm", (h.dtype, rows, width), FORWARD, launch))
+    launch(choose("gelu_norm", (h.dtype, rows, width), configs, launch))
     return z1, z2, mean, scale
 
 
-@gelu_norm_op.register_fake
-def _(h, linear_bias, weight, bias, eps):
-    half = (*h.shape[:-1], h.shape[-1] // 2)
-    rows = h.shape[:-1].numel()
-    return h.new_empty(half), h.new_empty(half), *(h.new_empty(rows, dtype=torch.float32) for _ in range(2))
-
-
-@torch.library.custom_op("tokenmix::gelu_norm_backward", mutates_args=())
-def gelu_norm_backward(
-    dz1: Tensor, dz2: Tensor, h: Tensor, weight: Tensor, mean: Tensor, scale: Tensor
+def backward(
+    dz1: Tensor, dz2: Tensor, h: Tensor, weight: Tensor, mean: Tensor, scale: Tensor, configs: list[Config]
 ) -> tuple[Tensor, Tensor]:
     """The gradient of h, and in float32 those of linear_bias, weight and bias, one after the other."""
     dz1, dz2, h = dz1.contiguous(), dz2.contiguous(), h.contiguous()
@@ -240,8 +231,31 @@ def gelu_norm_backward(
         _backward[(programs,)](dz1, dz2, h, weight, mean, scale, dh, sums, rows, blocks, **tile)
         return sums
 
-    sums = launch(choose("gelu_norm_backward", (h.dtype, rows, width), BACKWARD, launch))
+    sums = launch(choose("gelu_norm_backward", (h.dtype, rows, width), configs, launch))
     return dh, sums.sum(0)
+
+
+@torch.library.custom_op("tokenmix::gelu_norm", mutates_args=())
+def gelu_norm_op(
+    h: Tensor, linear_bias: Tensor | None, weight: Tensor, bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`forward`, on the way back from which linear_bias gets its gradient."""
+    return forward(h, weight, bias, eps, FORWARD)
+
+
+@gelu_norm_op.register_fake
+def _(h, linear_bias, weight, bias, eps):
+    half = (*h.shape[:-1], h.shape[-1] // 2)
+    rows = h.shape[:-1].numel()
+    return h.new_empty(half), h.new_empty(half), *(h.new_empty(rows, dtype=torch.float32) for _ in range(2))
+
+
+@torch.library.custom_op("tokenmix::gelu_norm_backward", mutates_args=())
+def gelu_norm_backward(
+    dz1: Tensor, dz2: Tensor, h: Tensor, weight: Tensor, mean: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`backward`."""
+    return backward(dz1, dz2, h, weight, mean, scale, BACKWARD)
 
 
 @gelu_norm_backward.register_fake

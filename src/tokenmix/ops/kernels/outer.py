@@ -6,6 +6,7 @@
 
 ds is made from g on the way into the product and written out once, for dx = Wᵀ·ds (and as the gradient of a gate's
 addend). The sum over (batch, channels) is split into parts that a second sum adds up: no atomics, the same bits always.
+The parts take the steps of the sum in turns, so that together they read whole rows at a time, or each a run of its own.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -17,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmix.ops.kernels import INTERPRETING
-from tokenmix.ops.kernels.mix import describe, gapless, tma_ready
+from tokenmix.ops.kernels.mix import describe, tma_ready
 from tokenmix.ops.kernels.tune import Config, choose, gluon, precision, processors
 
 
@@ -28,7 +29,7 @@ def _outer(
     batch, queries, keys, width, heads, splits, alpha_value,
     MODE: tl.constexpr, ALPHA: tl.constexpr, WRITE: tl.constexpr, TOTAL: tl.constexpr, ROW: tl.constexpr,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TMA: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     """One tile [BM, BN] of one head's dW over one part of the steps (example, BK channels)."""
     row_tiles = tl.cdiv(queries, BM)
@@ -46,17 +47,24 @@ def _outer(
     j_in = tl.minimum(j, keys - 1)
     chunks = tl.cdiv(width, BK)
     steps = batch * chunks
-    first = steps * part // splits
-    last = steps * (part + 1) // splits
+    if TURNS:
+        first = part
+        apart = splits
+        count = tl.cdiv(steps - part, splits)
+    else:
+        first = steps * part // splits
+        apart = 1
+        count = steps * (part + 1) // splits - first
     acc = tl.zeros((BM, BN), tl.float32)
     if TOTAL:
-        sums = tl.zeros((BM, BK), tl.float32)
+        sums = tl.zeros((BM,), tl.float32)
     live = column_tiles  # column tiles of this row that are computed; each ds is written by one of them
     if CAUSAL:
         live = tl.minimum(column_tiles, tl.cdiv((ti + 1) * BM, BN))
         if tj >= live:  # all of this tile is in the future
-            last = first
-    for step in tl.range(first, last):
+            count = 0
+    for t in tl.range(count):
+        step = first + t * apart
         b = step // chunks
         d = step % chunks * BK + tl.arange(0, BK)
         c = head * width + d
@@ -75,8 +83,8 @@ def _outer(
                 xt = tl.load(x_at, mask=seen[:, None] & inside, other=0.0)
             else:
                 xt = tl.load(x_at) if EVEN else tl.load(x_at, mask=inside, other=0.0)
+        made = gt.to(tl.float32)
         if WRITE:
-            t = gt.to(tl.float32)
             if MODE != "plain":
                 if TMA:
                     o = own.load([b, ti * BM, c0]).reshape((BM, BK))
@@ -85,7 +93,7 @@ def _outer(
                     o = tl.load(o_at) if EVEN else tl.load(o_at, mask=inside, other=0.0)
                 o = o.to(tl.float32)
                 if MODE == "gate":
-                    t *= o
+                    made *= o
                 else:
                     if ALPHA == 0:
                         a = alpha_value
@@ -94,37 +102,39 @@ def _outer(
                     else:
                         a_at = alpha + b64 * sab + i_in[:, None] * sai + c[None, :] * sac
                         a = tl.load(a_at, mask=(d < width)[None, :], other=0.0).to(tl.float32)
-                    t *= a * o - (1 - a)
+                    made *= a * o - (1 - a)
             if ROW:
-                t *= tl.load(row + b64 * srb + i_in * sri + head * srh).to(tl.float32)[:, None]
-            gt = t.to(gt.dtype)
-            if step % live == tj:
+                made *= tl.load(row + b64 * srb + i_in * sri + head * srh).to(tl.float32)[:, None]
+            gt = made.to(gt.dtype)
+            if t % live == tj:
                 if TMA:
                     ds.store([b, ti * BM, c0], gt.reshape((1, BM, BK)))
                 else:
                     to = ds + b64 * sdb + i[:, None] * sdi + c[None, :]
                     tl.store(to, gt, mask=(i < queries)[:, None] & (d < width)[None, :])
-            if TOTAL:
-                sums += t
+        if TOTAL:
+            sums += tl.sum(made, 1)
         acc = tl.dot(gt, tl.trans(xt), acc, input_precision=PRECISION)
     at = ((part * heads + head) * queries + i[:, None]).to(tl.int64) * keys + j[None, :]
     tl.store(dw + at, acc, mask=(i < queries)[:, None] & (j < keys)[None, :])
     if TOTAL and tj == 0:
-        tl.store(total + (part * heads + head) * queries + i, tl.sum(sums, 1), mask=i < queries)
+        tl.store(total + (part * heads + head) * queries + i, sums, mask=i < queries)
 
 
 def _config(
     BM: int, BN: int, BK: int, warps: int, stages: int, *, tma: bool = False, waves: int = 1, gluon: bool = False,
-    after: bool = False,
+    after: bool = False, turns: bool = False,
 ) -> Config:  # fmt: skip
     """waves: rounds of programs on all multiprocessors. gluon: the kernel of `outer_hopper`. after: Σ ds is taken from
-    ds in a second pass, since a tile of sums beside acc takes more registers than there are."""
-    return {"BM": BM, "BN": BN, "BK": BK, "TMA": tma, "waves": waves, "gluon": gluon, "after": after,
+    ds in a second pass, which saves registers in the first. turns: parts take the steps in turns."""
+    return {"BM": BM, "BN": BN, "BK": BK, "TMA": tma, "TURNS": turns, "waves": waves, "gluon": gluon, "after": after,
             "num_warps": warps, "num_stages": stages}  # fmt: skip
 
 
 HALF_PRECISION = [
+    _config(128, 256, 64, 4, 3, tma=True, gluon=True, turns=True),
     _config(128, 256, 64, 4, 3, tma=True, gluon=True),
+    _config(128, 256, 64, 8, 3, tma=True, turns=True),
     _config(128, 256, 64, 8, 3, tma=True),
     _config(128, 256, 64, 8, 3),
     _config(128, 128, 64, 8, 3, waves=2),
@@ -132,7 +142,7 @@ HALF_PRECISION = [
     _config(128, 256, 64, 8, 3, after=True),
 ]
 SINGLE_PRECISION = [_config(64, 64, 32, 4, 3, waves=2), _config(128, 64, 32, 4, 3, waves=2)]
-INTERPRETED = [_config(16, 32, 16, 1, 1), _config(16, 32, 16, 1, 1, after=True)]
+INTERPRETED = [_config(16, 32, 16, 1, 1, turns=True), _config(16, 32, 16, 1, 1, after=True)]
 
 
 def _splits(tiles: int, waves: int, steps: int) -> int:
@@ -163,13 +173,14 @@ def outer(
         bm, bn, bk = block["BM"], block["BN"], block["BK"]
         tiles = heads * triton.cdiv(queries, bm) * triton.cdiv(keys, bn)
         splits = _splits(tiles, waves, batch * triton.cdiv(width, bk))
-        dw = g.new_empty(splits, heads, queries, keys, dtype=torch.float32)
+        across = triton.cdiv(keys, 16) * 16 if by_hand else keys  # rows that start where wide stores can
+        dw = g.new_empty(splits, heads, queries, across, dtype=torch.float32)[..., :keys]
         sums = g.new_empty(splits, heads, queries, dtype=torch.float32) if total and inside else None
         if by_hand:
             from tokenmix.ops.kernels.outer_hopper import launch_outer_hopper
 
-            launch_outer_hopper(g, own_, x, ds, dw, mode=mode, alpha=alpha_value, splits=splits)
-            return _added(dw), None
+            launch_outer_hopper(g, own_, x, ds, dw, sums, mode=mode, alpha=alpha_value, turns=block["TURNS"])
+            return _added(dw), None if sums is None else sums.sum((0, 1))
         _outer[(tiles * splits,)](
             describe(g, bm, bk) if tma else g, describe(own_, bm, bk) if tma else own_,
             describe(x, bn, bk) if tma else x, dw, describe(ds, bm, bk) if tma else ds,
@@ -185,7 +196,7 @@ def outer(
         return _added(dw), None if sums is None else sums.sum((0, 1))
 
     if configs is None:
-        simple = heads == 1 and row is None and alpha is None and not causal and all(map(gapless, (g, own_, x)))
+        simple = heads == 1 and row is None and alpha is None and not causal
         configs = candidates(g, own_, x, heads, mask is not None, simple, total)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None, total)
     dw, sums = launch(choose("outer", key, configs, launch))
@@ -193,7 +204,7 @@ def outer(
 
 
 def _added(parts: Tensor) -> Tensor:
-    return parts.sum(0) if parts.shape[0] > 1 else parts[0]
+    return parts.sum(0) if parts.shape[0] > 1 else parts[0].contiguous()
 
 
 def candidates(g: Tensor, own: Tensor, x: Tensor, heads: int, masked: bool, simple: bool, total: bool) -> list[Config]:
@@ -202,11 +213,11 @@ def candidates(g: Tensor, own: Tensor, x: Tensor, heads: int, masked: bool, simp
         return INTERPRETED if total else INTERPRETED[:1]
     if x.dtype == torch.float32:
         return SINGLE_PRECISION
-    width, queries, keys = x.shape[2] // heads, g.shape[1], x.shape[1]
+    width = x.shape[2] // heads
     tma = not masked and all(map(tma_ready, (g, own, x)))
 
     def fits(c: Config) -> bool:
-        if c["gluon"] and (total or not (gluon() and simple and keys % c["BN"] == 0 and queries % c["BM"] == 0)):
+        if c["gluon"] and not (gluon() and simple):
             return False
         if c["after"] and not total:
             return False
