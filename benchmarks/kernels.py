@@ -1,7 +1,8 @@
-"""The kernels under `persist`, each configuration alone: is it right, the same every time, and how long does it take.
+"""The kernels under `persist` and `gelu_norm`, each configuration alone: right, the same every time, and how fast.
 
     PYTHONPATH=src python -m benchmarks.kernels                    # about a minute on one H200, compilation included
     PYTHONPATH=src python -m benchmarks.kernels --only gMLP        # its gradients alone; --only dW, also Remixer's
+    PYTHONPATH=src python -m benchmarks.kernels --only gelu        # gelu and norm, and their gradients
 
 Writes kernels-<device>.json to benchmarks/results (or --out): milliseconds (the median of many launches, L2 cleared
 before each, bf16), the relative errors of all results against float64, memory filled with NaN before, and whether ten runs
@@ -23,7 +24,7 @@ import torch
 import triton
 from torch import Tensor
 
-from tokenmix.ops.kernels import mix, outer
+from tokenmix.ops.kernels import gelu_norm, mix, outer
 from tokenmix.ops.kernels.tune import Config, milliseconds
 
 RESULTS = Path(__file__).parent / "results"
@@ -125,6 +126,34 @@ def summed(mode: str, g: Tensor, own: Tensor | None, x: Tensor, timed: bool = Fa
     return Case(f"gMLP's dW of {mode}, {size}", configs, call, right, timed)
 
 
+def gelu_and_norm() -> Iterator[Case]:
+    """At gMLP-S/16's size; the gradients are those of h, of the linear layer's bias, and of the norm's parameters."""
+    rows, width, eps = 256 * 196, 768, 1e-5
+    h, dz1, dz2 = normal(rows, 2 * width), normal(rows, width), normal(rows, width)
+    weight, bias = (torch.randn(width, device="cuda") for _ in range(2))
+
+    def plain(h: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        z1, z2 = torch.nn.functional.gelu(h).chunk(2, -1)
+        return z1, torch.nn.functional.layer_norm(z2, (width,), weight, bias, eps)
+
+    def backward(configs: list[Config]) -> tuple[Tensor, ...]:
+        dh, sums = gelu_norm.backward(dz1, dz2, h, weight, *statistics, configs=configs)
+        return dh, *sums.split([2 * width, width, width])
+
+    def gradients() -> tuple[Tensor, ...]:
+        leaves = [t.double().requires_grad_() for t in (h, weight, bias)]
+        dh, dw, db = torch.autograd.grad(plain(*leaves), leaves, (dz1.double(), dz2.double()))
+        return dh, dh.sum(0), dw, db
+
+    def forward(configs: list[Config]) -> tuple[Tensor, ...]:
+        return gelu_norm.forward(h, weight, bias, eps, configs=configs)[:2]
+
+    z2 = torch.nn.functional.gelu(h[:, width:].float())
+    statistics = z2.mean(1), (z2.var(1, correction=0) + eps).rsqrt()
+    yield Case("gelu and norm", gelu_norm.FORWARD, forward, lambda: plain(*(t.double() for t in (h, weight, bias))))
+    yield Case("gradients of gelu and norm", gelu_norm.BACKWARD, backward, gradients)
+
+
 @contextmanager
 def poisoned() -> Iterator[None]:
     """New memory is full of NaN, so that what is not written shows."""
@@ -159,7 +188,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this measures a GPU, and there is none here")
     torch.manual_seed(0)
-    cases = [case for case in (*remixer(), *gmlp()) if given.only in case.what]
+    cases = [case for case in (*remixer(), *gmlp(), *gelu_and_norm()) if given.only in case.what]
 
     def compile(case: Case, config: Config) -> None:
         with suppress(Exception):  # examine will say

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -113,3 +114,26 @@ def test_the_windowed_network_compiles_for_hopper(name: str, block: int) -> None
     values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
     made = triton.compile(ASTSource(fn=kernel, signature=types, constexprs=values), target=HOPPER, options=config)
     assert made.metadata.shared <= SHARED
+
+
+@pytest.mark.parametrize("width", [768, 1024, 4096, 20])
+@pytest.mark.parametrize("name", ["_forward", "_backward"])
+def test_gelu_and_norm_compile_for_hopper(name: str, width: int) -> None:
+    import torch
+
+    from tokenmix.ops.kernels import gelu_norm
+
+    kernel, h = getattr(gelu_norm, name), torch.empty(1, 2 * width, dtype=torch.bfloat16, device="meta")
+    for config in gelu_norm.FORWARD if name == "_forward" else gelu_norm.BACKWARD:
+        constants = gelu_norm.constants(config, h)
+        warps = constants.pop("num_warps")
+        wide = dict.fromkeys(("w", "b", "mean", "r", "sums"), "*fp32")
+        types = {"rows": "i32", "blocks": "i32", "eps": "fp32", **wide} | dict.fromkeys(constants, "constexpr")
+        types = {key: types.get(key, "*bf16") for key in kernel.arg_names}
+        values = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
+        aligned = {(k,): [["tt.divisibility", 16]] for k, key in enumerate(kernel.arg_names) if types[key][0] == "*"}
+        source = ASTSource(fn=kernel, signature=types, constexprs=values, attrs=aligned)
+        made = triton.compile(source, target=HOPPER, options={"num_warps": warps})
+        assert made.metadata.shared <= SHARED
+        if width % 256 == 0:  # whole rows are read in words of 8 or 16 bytes
+            assert re.search(r"ld\.global\.v[24]\.b(32|64)", made.asm["ptx"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from tokenmix.ops.linear import Linear
 from tokenmix.ops.norm import LayerNorm, RMSNorm, gelu_norm
 
 
@@ -38,8 +39,14 @@ def test_gradients_are_right_by_finite_differences():
 NORMS = {
     "rms": lambda: (RMSNorm(5, eps=1e-6).double(), lambda norm, x: norm(x)),
     "layer": lambda: (LayerNorm(5).double(), lambda norm, x: norm(x)),
-    "gelu": lambda: (LayerNorm(5).double(), lambda norm, x: torch.cat(gelu_norm(torch.cat([x, 2 * x], -1), norm), -1)),
+    "gelu": lambda: (_Gelu().double(), lambda block, x: torch.cat(gelu_norm(x, block.layer, block.norm), -1)),
 }
+
+
+class _Gelu(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = Linear(5, 10), LayerNorm(5)
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -87,9 +94,19 @@ def test_layer_norm_hands_on_its_dtype_under_autocast():
 
 
 def test_gelu_norm_is_gelu_and_the_norm_of_the_second_half():
-    norm, h = LayerNorm(6), torch.randn(2, 3, 12)
+    layer, norm, x = Linear(4, 12), LayerNorm(6), torch.randn(2, 3, 4)
     torch.nn.init.normal_(norm.weight)
-    z1, z2 = gelu_norm(h, norm)
-    z = torch.nn.functional.gelu(h)
+    z1, z2 = gelu_norm(x, layer, norm)
+    z = torch.nn.functional.gelu(layer(x))
     assert torch.allclose(z1, z[..., :6], atol=1e-6)
     assert torch.allclose(z2, norm(z[..., 6:]), atol=1e-6)
+
+
+def test_a_constant_bias_changes_no_number_and_gets_no_gradient():
+    layer, x = Linear(4, 6), torch.randn(3, 4)
+    y = layer(x, constant_bias=True)
+    assert torch.equal(y, layer(x))
+    y.square().sum().backward()
+    assert layer.bias.grad is None
+    assert layer.weight.grad is not None
+    assert Linear(4, 6, bias=False)(x, constant_bias=True).shape == (3, 6)

@@ -146,7 +146,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def linear(site: Site, inputs: int, outputs: int, *, bias: bool | None = None) -> nn.Linear:
+def linear(site: Site, inputs: int, outputs: int, *, bias: bool | None = None) -> Linear:
     """A linear layer with or without bias, as the site has it."""
     return Linear(inputs, outputs, bias=site.bias if bias is None else bias)
 

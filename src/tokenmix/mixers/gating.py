@@ -118,7 +118,7 @@ class GmlpBlock(Mixer):
             half = self.u.out_features // 2
             z1, z2 = (gelu_linear(self.u, x, rows=rows) for rows in (slice(half), slice(half, None)))
             return z1, self.norm(z2)
-        return gelu_norm(self.u(x), self.norm)
+        return gelu_norm(x, self.u, self.norm)
 
     def _project(self, z: Tensor, mask: Tensor | None, epilogue: Gate | None = None) -> Tensor:
         """epilogue(W z); a Toeplitz W over a long sequence is never built."""

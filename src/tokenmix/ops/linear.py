@@ -80,5 +80,7 @@ class _Linear(torch.autograd.Function):
 class Linear(nn.Linear):
     """`nn.Linear`, faster for large products in float32 on a CPU; everywhere else PyTorch's own."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, *, constant_bias: bool = False) -> Tensor:
+        """`constant_bias`: b gets no gradient here; whoever takes y sees to it."""
+        bias = self.bias.detach() if constant_bias and self.bias is not None else self.bias
+        return linear(x, self.weight, bias)

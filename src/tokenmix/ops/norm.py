@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tokenmix.devices import transformed
 from tokenmix.ops.kernels import usable
+from tokenmix.ops.linear import Linear
 
 WIDEST = 4096  # a row of this many channels fits into the registers of a kernel
 
@@ -66,15 +67,16 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(x).to(x.dtype)
 
 
-def gelu_norm(h: Tensor, norm: LayerNorm) -> tuple[Tensor, Tensor]:
-    """gelu of the first half of h's channels, and the norm of gelu of the second; one kernel where there is one.
+def gelu_norm(x: Tensor, layer: Linear, norm: LayerNorm) -> tuple[Tensor, Tensor]:
+    """gelu of the first half of layer(x)'s channels, and the norm of gelu of the second; one kernel where there is one.
 
-    >>> [half.shape for half in gelu_norm(torch.randn(2, 5, 16), LayerNorm(8))]
+    >>> [half.shape for half in gelu_norm(torch.randn(2, 5, 3), Linear(3, 16), LayerNorm(8))]
     [torch.Size([2, 5, 8]), torch.Size([2, 5, 8])]
     """
-    if usable(h) and h.shape[-1] <= 2 * WIDEST:
+    if usable(x) and norm.normalized_shape[0] <= WIDEST:
         from tokenmix.ops.kernels.gelu_norm import fused_gelu_norm
 
-        return fused_gelu_norm(h, norm.weight, norm.bias, norm.eps)
-    z1, z2 = nn.functional.gelu(h).chunk(2, -1)
+        h = layer(x, constant_bias=True)  # the kernel, which makes h's gradient, sums the bias's along the way
+        return fused_gelu_norm(h, layer.bias, norm.weight, norm.bias, norm.eps)
+    z1, z2 = nn.functional.gelu(layer(x)).chunk(2, -1)
     return z1, norm(z2)
