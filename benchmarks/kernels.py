@@ -183,7 +183,7 @@ def examine(case: Case, config: Config, wanted: tuple[Tensor, ...]) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="the cases whose names hold TEXT")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this measures a GPU, and there is none here")
@@ -207,6 +207,7 @@ def main() -> None:
         print(case.what, *map(json.dumps, rows[case.what]), sep="\n    ", flush=True)
         del wanted
     device = torch.cuda.get_device_name()
+    given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / f"kernels-{device.split()[-1].lower()}.json"
     before = json.loads(file.read_text(encoding="utf-8"))["rows"] if given.only and file.exists() else {}
     made = {
