@@ -1,7 +1,7 @@
 """Whole models on one GPU, each beside its peer in the same run.
 
     PYTHONPATH=src python -m benchmarks.train                      # about 6 minutes on one H200, compilation included
-    PYTHONPATH=src python -m benchmarks.train --only t5 gmlp       # some tables
+    PYTHONPATH=src python -m benchmarks.train --only t5 gmlp       # some tables; the file keeps the others
 
 Writes benchmarks/results/train-<device>.json. A training step is forward, backward, AdamW (fused) in bf16 autocast with
 float32 weights, compiled; the figure is the median over steps after warm-up. Ours is captured as one CUDA graph,
@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import tokenmix
+from benchmarks import with_earlier
 from tokenmix.compare.profile import compiled
 from tokenmix.models import TokenmixConfig, create_model
 from tokenmix.models.heads import TokenmixLM
@@ -318,9 +319,11 @@ def main() -> None:
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "tokenmix": tokenmix.__version__},
         "tables": {table: {} for table in options.only},
     }
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / f"train-{device}.json"
+    result = with_earlier(result, file, options.only)
     children = {(table, name): launch(table, name, options.profile) for table in options.only for name in TABLES[table]}
     ready = {key: answer(child, "ready") is not None for key, child in children.items()}
-    options.out.mkdir(parents=True, exist_ok=True)
     for (table, name), child in children.items():
         found = None
         if ready[table, name]:
@@ -334,7 +337,7 @@ def main() -> None:
         derived(table, result["tables"][table])
         result["bars"] = bars(result["tables"])
         print(name, {k: v for k, v in row.items() if k != "kernels_ms"}, flush=True)
-        (options.out / f"train-{device}.json").write_text(json.dumps(result, indent=1) + "\n")
+        file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
