@@ -195,6 +195,8 @@ class TokenmixModel(TokenmixPreTrainedModel):
                     f"got {list(mask.shape)}"
                 )
             mask = mask[:, -length:].bool()
+            if cache is None and tokens is None and mask.device.type == "cpu" and readable(mask) and bool(mask.all()):
+                mask = None  # no padding: no layer looks for any
         if documents is not None:
             if cache is not None:
                 raise ValueError("packed documents (document_ids) cannot be decoded step by step")

@@ -64,6 +64,9 @@ class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm`, computed in float32 under autocast, too, but handing on x's dtype: half the memory traffic."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu" and x.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):  # which would make a wider copy of x first
+                return super().forward(x)
         return super().forward(x).to(x.dtype)
 
 

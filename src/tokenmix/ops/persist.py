@@ -164,6 +164,10 @@ def _finish(s: Tensor, x: Tensor, epilogue: Epilogue | None) -> Tensor:
     if transformed():
         return reference.apply_epilogue(s, x, epilogue)
     eager = not torch.compiler.is_compiling()
+    if (
+        isinstance(epilogue, Gate) and epilogue.bias is not None
+    ):  # u's type and s's: a wider bias would widen the result
+        epilogue = epilogue._replace(bias=epilogue.bias.to(s.dtype))
     if isinstance(epilogue, Gate) and not torch.is_grad_enabled() and s.dtype == epilogue.u.dtype:
         u, bias, addend = epilogue
         f = s if bias is None else s.add_(bias[:, None])
