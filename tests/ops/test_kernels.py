@@ -536,3 +536,45 @@ def test_a_choice_is_remembered_for_tensors_it_can_serve(monkeypatch: pytest.Mon
     special, *rest = [{"n": n} for n in range(3)]
     assert tune.choose("outer", ("compose",), [special, *rest], print) is special
     assert tune.choose("outer", ("compose",), rest, print) in rest
+
+
+@needs_kernels
+def test_a_candidate_that_computes_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tokenmix.ops.kernels import tune
+
+    right = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    results = {
+        "wrong in a row": right.index_fill(0, torch.tensor(1), 0.0),
+        "not a number": right.index_fill(0, torch.tensor(1), float("nan")),
+        "does not run": None,
+        "rounded": right.bfloat16().float(),
+        "plain": right,
+    }
+    times = dict(zip(results, range(1, 6), strict=True))
+
+    def launch(config: dict[str, str]) -> tuple[torch.Tensor | None, ...]:
+        made = results[config["name"]]
+        if made is None:
+            raise RuntimeError("too much shared memory")
+        return made, None
+
+    monkeypatch.setattr(tune, "milliseconds", lambda call: float(times[call.args[0]["name"]]))
+    monkeypatch.setattr(tune, "_write", lambda tag, best: None)
+    configs = [{"name": name} for name in results]
+    assert configs[tune._measure("outer", configs, launch)]["name"] == "rounded"
+    first, second = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "'not a number'" in first
+    assert "'wrong in a row'" in second
+    times["does not run"] = 0  # what has nothing to show is judged by its time alone
+    assert configs[tune._measure("attend", configs, lambda config: None)]["name"] == "does not run"
+
+
+@needs_kernels
+def test_the_last_candidate_is_the_plainest() -> None:
+    from tokenmix.ops.kernels import mix, outer
+
+    for last in (mix.HALF_PRECISION[-1], outer.HALF_PRECISION[-1]):
+        assert not last["gluon"]
+        assert not last["TMA"]

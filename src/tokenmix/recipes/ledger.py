@@ -63,8 +63,7 @@ def _section(recipe: Recipe, result: Mapping[str, Any] | None) -> dict[str, Any]
         "scale and its limits": limits,
         "again with": command,
         "found": [row["found"] for row in result["rows"] if "found" in row] if result else [],
-        # of what has other settings than the recipe's nothing more is planned
-        "minutes": 0.0 if result and result.get("changed") else gpu_minutes(recipe, "bench", known=values),
+        "minutes": gpu_minutes(recipe, "bench", known=values),
         "claims": [
             {
                 "claim": claim["text"],

@@ -277,14 +277,14 @@ def mix(
     row_, mask_ = (t if t is not None else none for t in (row, mask))
     alpha_strides = (0, 0, a.stride(0)) if a.dim() == 1 else a.stride()
 
-    def launch(config: Config) -> None:
+    def launch(config: Config) -> tuple[Tensor, Tensor | None]:
         block = dict(config)
         if block.pop("gluon"):
             from tokenmix.ops.kernels.mix_hopper import launch_mix_hopper
 
             keep = extra is not None and mode in ("compose", "gate", "gate_grad")
             launch_mix_hopper(w, x, y, extra_, own_, other_, bias, mode=mode, alpha=alpha_value, save=keep)
-            return
+            return y, extra
         per_sm, tma, bulk = block.pop("per_sm"), block["TMA"], block["EPILOGUE_TMA"]
         bd = min(block["BN"], max(16, triton.next_power_of_2(width)))
         tiles = (
@@ -301,6 +301,7 @@ def mix(
             HAS_OTHER=other is not None, SAVE=extra is not None, ROW=row is not None, MASK=mask is not None,
             CAUSAL=causal, EVEN=width % bd == 0, PRECISION=precision(x.dtype), BD=bd, **block,
         )  # fmt: skip
+        return y, extra
 
     if configs is None:
         bulk = all(tma_ready(t) for t in (y, extra_, own_, other_))

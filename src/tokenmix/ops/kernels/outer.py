@@ -167,7 +167,7 @@ def outer(
     a = alpha if alpha is not None else g
     alpha_strides = (0, 0, a.stride(0)) if a.dim() == 1 else a.stride()
 
-    def launch(config: Config) -> tuple[Tensor, Tensor | None]:
+    def launch(config: Config) -> tuple[Tensor, Tensor, Tensor | None]:
         block = dict(config)
         waves, by_hand, tma, inside = block.pop("waves"), block.pop("gluon"), block["TMA"], not block.pop("after")
         bm, bn, bk = block["BM"], block["BN"], block["BK"]
@@ -180,7 +180,7 @@ def outer(
             from tokenmix.ops.kernels.outer_hopper import launch_outer_hopper
 
             launch_outer_hopper(g, own_, x, ds, dw, sums, mode=mode, alpha=alpha_value, turns=block["TURNS"])
-            return _added(dw), None if sums is None else sums.sum((0, 1))
+            return _added(dw), ds, None if sums is None else sums.sum((0, 1))
         _outer[(tiles * splits,)](
             describe(g, bm, bk) if tma else g, describe(own_, bm, bk) if tma else own_,
             describe(x, bn, bk) if tma else x, dw, describe(ds, bm, bk) if tma else ds,
@@ -192,15 +192,14 @@ def outer(
             PRECISION=precision(x.dtype), **block,
         )  # fmt: skip
         if total and not inside:
-            return _added(dw), ds.sum((0, 2), dtype=torch.float32)
-        return _added(dw), None if sums is None else sums.sum((0, 1))
+            return _added(dw), ds, ds.sum((0, 2), dtype=torch.float32)
+        return _added(dw), ds, None if sums is None else sums.sum((0, 1))
 
     if configs is None:
         simple = heads == 1 and row is None and alpha is None and not causal
         configs = candidates(g, own_, x, heads, mask is not None, simple, total)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None, total)
-    dw, sums = launch(choose("outer", key, configs, launch))
-    return dw, ds, sums
+    return launch(choose("outer", key, configs, launch))
 
 
 def _added(parts: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 import triton
+from torch import Tensor
 
 from tokenmix.ops.kernels import INTERPRETING
 
@@ -33,7 +34,8 @@ _chosen: dict[tuple[Any, ...], Config] = {}
 def choose(name: str, key: Sequence[Any], configs: Sequence[Config], launch: Callable[[Config], Any]) -> Config:
     """The fastest of `configs` for the problem `key` of the kernel `name`; `launch` runs one of them.
 
-    Candidates that do not compile, or need more shared memory than there is, are passed over.
+    Candidates that do not compile, or need more shared memory than there is, are passed over. So is, with a warning,
+    what computes something else than the last of them, the plainest, where `launch` returns the tensors that it makes.
     """
     if len(configs) == 1 or INTERPRETING:
         return configs[0]
@@ -79,19 +81,34 @@ def milliseconds(call: Callable[[], Any], budget: float = 30.0) -> float:
 
 
 def _measure(tag: str, configs: Sequence[Config], launch: Callable[[Config], Any]) -> int:
-    times: list[float] = []
-    for config in configs:
+    times = [float("inf")] * len(configs)
+    plainest: list[Tensor] | None = None
+    for n in reversed(range(len(configs))):
         try:
-            times.append(milliseconds(partial(launch, config)))
+            time = milliseconds(partial(launch, configs[n]))
+            made = [t for t in launch(configs[n]) or () if t is not None]
+            plainest = [t.clone() for t in made] if plainest is None else plainest
+            wrong = not all(map(_agree, made, plainest))
         except Exception as error:  # a candidate this machine cannot run: too much shared memory, no TMA, …
-            log.debug("%s: %s does not run: %s", tag, config, error)
-            times.append(float("inf"))
+            log.debug("%s: %s does not run: %s", tag, configs[n], error)
+            continue
+        if wrong:
+            log.warning("%s: %s computes something else than %s and is not used", tag, configs[n], configs[-1])
+        else:
+            times[n] = time
     best = min(range(len(times)), key=times.__getitem__)
     if times[best] == float("inf"):
         raise RuntimeError(f"no configuration of {tag} runs on this machine; set TOKENMIX_KERNELS=0 to do without")
     log.info("%s: %s, %.3f ms", tag, configs[best], times[best])
     _write(tag, best)
     return best
+
+
+def _agree(made: Tensor, plainest: Tensor) -> bool:
+    """Is the difference what rounding makes of it? Nothing can be said of infinite numbers."""
+    size = torch.linalg.vector_norm(plainest, dtype=torch.float32)
+    apart = torch.linalg.vector_norm(made - plainest, dtype=torch.float32)
+    return bool(apart <= 0.02 * size) or not bool(size.isfinite())
 
 
 def _file() -> Path:
