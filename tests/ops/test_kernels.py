@@ -124,13 +124,21 @@ def test_a_gate_takes_a_bias_of_any_strides() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["plain", "number", "gate", "tiny"])
 @pytest.mark.parametrize("heads", [1, 4])
-def test_persist_in_the_sizes_of_models(kind: str, heads: int) -> None:
-    """Large enough for the tiles and the copy engine that real models use."""
+def test_persist_in_the_sizes_of_models(
+    kind: str, heads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Large enough for the tiles and the copy engine that real models use; all candidates compute the same."""
+    from tokenmix.ops.kernels import tune
+
+    monkeypatch.setattr(tune, "_chosen", {})
+    monkeypatch.setenv("TOKENMIX_CACHE", str(tmp_path))
     dtype = torch.bfloat16
     inputs = {"w": torch.randn(heads, 512, 512, device=DEVICE), "x": draw(4, 512, 1024, dtype=dtype)}
     inputs |= EPILOGUES[kind](4, 512, 1024, dtype)
     call = partial(persisted, kind=kind, options={"softmax": True})
     assert not disagreements(lambda **t: call(persist, **t), lambda **t: call(reference.persist, **t), inputs)
+    assert list(tmp_path.iterdir())
+    assert "something else" not in caplog.text
 
 
 @needs_kernels
@@ -522,53 +530,76 @@ def test_a_model_on_kernels_is_one_graph(layer: str) -> None:
         torch.testing.assert_close(dict(model.named_parameters())[name].grad, grad, rtol=1e-4, atol=1e-5)
 
 
-@needs_kernels
-def test_a_choice_is_remembered_for_tensors_it_can_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tuning(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The tuner as on a GPU, where a candidate takes the milliseconds that it names; `stored` is its file."""
     from tokenmix.ops.kernels import tune
 
+    stored: dict[str, int] = {}
+    monkeypatch.setattr(tune, "stored", stored, raising=False)
     monkeypatch.setattr(tune, "INTERPRETING", False)
     monkeypatch.setattr(tune, "_chosen", {})
-    monkeypatch.setattr(tune, "_read", dict)
+    monkeypatch.setattr(tune, "_read", lambda: stored)
+    monkeypatch.setattr(tune, "_write", stored.__setitem__)
     monkeypatch.setattr(tune, "_machine", lambda: "here")
-    monkeypatch.setattr(tune, "_measure", lambda tag, configs, launch: 0)
+    monkeypatch.setattr(tune, "milliseconds", lambda call: call.args[0]["ms"])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setenv("TOKENMIX_AUTOTUNE", "1")
-    special, *rest = [{"n": n} for n in range(3)]
-    assert tune.choose("outer", ("compose",), [special, *rest], print) is special
-    assert tune.choose("outer", ("compose",), rest, print) in rest
+    return tune
 
 
 @needs_kernels
-def test_a_candidate_that_computes_something_else_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from tokenmix.ops.kernels import tune
+def test_a_choice_is_remembered_for_tensors_it_can_serve(tuning: Any) -> None:
+    special, *rest = [{"ms": n} for n in range(3)]
+    assert tuning.choose("outer", ("compose",), [special, *rest], print) is special
+    assert tuning.choose("outer", ("compose",), rest, print) is rest[0]
+    assert tuning.choose("outer", ("compose",), [*rest, special], print) is rest[0]
 
+
+@needs_kernels
+def test_a_candidate_that_computes_something_else_is_not_used(tuning: Any, caplog: pytest.LogCaptureFixture) -> None:
     right = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
-    results = {
-        "wrong in a row": right.index_fill(0, torch.tensor(1), 0.0),
-        "not a number": right.index_fill(0, torch.tensor(1), float("nan")),
-        "does not run": None,
-        "rounded": right.bfloat16().float(),
-        "plain": right,
-    }
-    times = dict(zip(results, range(1, 6), strict=True))
+    out = torch.empty_like(right)
+    ran = []
 
-    def launch(config: dict[str, str]) -> tuple[torch.Tensor | None, ...]:
-        made = results[config["name"]]
-        if made is None:
-            raise RuntimeError("too much shared memory")
-        return made, None
+    def launch(config: dict[str, Any]) -> tuple[torch.Tensor | None, ...]:
+        ran.append(config["name"])
+        match config["name"]:
+            case "wrong in a row":
+                out.copy_(right.index_fill(0, torch.tensor(1), 0.0))
+            case "not a number":
+                out.copy_(right.index_fill(0, torch.tensor(1), float("nan")))
+            case "leaves a row out":
+                out[[0, 2, 3]] = right[[0, 2, 3]]
+            case "does not run":
+                raise RuntimeError("too much shared memory")
+            case "rounded":
+                out.copy_(right.bfloat16())
+            case "plain":
+                out.copy_(right)
+        return out, None
 
-    monkeypatch.setattr(tune, "milliseconds", lambda call: float(times[call.args[0]["name"]]))
-    monkeypatch.setattr(tune, "_write", lambda tag, best: None)
-    configs = [{"name": name} for name in results]
-    assert configs[tune._measure("outer", configs, launch)]["name"] == "rounded"
-    first, second = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert "'not a number'" in first
-    assert "'wrong in a row'" in second
-    times["does not run"] = 0  # what has nothing to show is judged by its time alone
-    assert configs[tune._measure("attend", configs, lambda config: None)]["name"] == "does not run"
+    names = ["wrong in a row", "not a number", "leaves a row out", "does not run", "rounded", "plain"]
+    configs = [{"name": name, "ms": n} for n, name in enumerate(names)]
+    assert tuning.choose("outer", (1,), configs, launch)["name"] == "rounded"
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [name for name in names if any(name in line for line in told)] == names[:3]
+    assert len(tuning.stored) == 1
+    ran.clear()
+    assert tuning.choose("outer", (1,), configs, launch)["name"] == "rounded"
+    assert not ran  # it was remembered
+    assert tuning.choose("outer", (2,), [*configs, {"name": "does not run", "ms": 9}], launch)["name"] == "rounded"
+    with pytest.raises(RuntimeError, match="no configuration of outer"):
+        tuning.choose("outer", (3,), [configs[3], configs[3] | {"ms": 7}], launch)
+
+
+@needs_kernels
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+def test_from_zeros_and_infinite_numbers_nothing_is_remembered(value: float, tuning: Any) -> None:
+    configs = [{"ms": 1}, {"ms": 2}]
+    assert tuning.choose("outer", (1,), configs, lambda config: (torch.full((4, 50), value),)) == {"ms": 2}
+    assert not tuning.stored
+    assert tuning.choose("outer", (1,), configs, lambda config: (torch.ones(4, 50),)) == {"ms": 1}
 
 
 @needs_kernels

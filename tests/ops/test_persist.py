@@ -163,6 +163,8 @@ def test_dropout_is_drawn_once_for_the_batch():
 def test_wrong_shapes_are_named():
     with pytest.raises(ValueError, match=r"\[batch, 4, channels\]"):
         persist(torch.zeros(4, 4), torch.zeros(2, 5, 8))
+    with pytest.raises(ValueError, match=r"a row of x for each row of W: W is \[4, 1\]"):
+        persist(torch.zeros(4, 1), torch.zeros(2, 1, 8), Compose(0.5))
     with pytest.raises(ValueError, match="3 heads do not divide"):
         persist(torch.zeros(3, 4, 4), torch.zeros(2, 4, 8))
 

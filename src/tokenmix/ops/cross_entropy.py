@@ -137,15 +137,16 @@ def _linear_cross_entropy(
 def _add_product(total: Tensor | None, left: Tensor, right: Tensor, exact: torch.dtype) -> Tensor:
     """total + leftᵀ·right with a float32 sum over all tokens, whatever type the factors have.
 
-    A CPU rounds the sum of a block of tokens in 16 bits to them, as it does for every other layer's weights.
+    A CPU rounds the sum of a block of tokens in bfloat16 to it, as it does for every other layer's weights.
     """
     if left.is_cuda and left.dtype != exact:
         total = left.new_zeros(left.shape[1], right.shape[1], dtype=exact) if total is None else total
         return torch.addmm(total, left.T, right, out_dtype=exact)
-    if left.dtype != exact:
+    if left.device.type == "cpu" and left.dtype == torch.bfloat16:
         part = (left.T @ right).to(exact)
         return part if total is None else total.add_(part)
-    return left.T @ right if total is None else total.addmm_(left.T, right)
+    left, right = left.T.to(exact), right.to(exact)
+    return left @ right if total is None else total.addmm_(left, right)
 
 
 def _column_sums(x: Tensor, exact: torch.dtype) -> Tensor:

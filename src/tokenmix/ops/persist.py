@@ -56,6 +56,8 @@ def persist(
         raise ValueError(f"{heads} heads do not divide the {x.shape[-1]} channels of x")
     if mask is not None and mask.shape != x.shape[:2]:
         raise ValueError(f"mask must be [batch, keys] = {list(x.shape[:2])}; got {list(mask.shape)}")
+    if isinstance(epilogue, Compose) and queries != keys:
+        raise ValueError(f"Compose needs a row of x for each row of W: W is [{queries}, {keys}]")
     autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
     half = (torch.get_autocast_dtype(x.device.type) if autocast else x.dtype) == torch.float16  # E is never fp16
     if usable(x) and not (softmax and mask is not None and (half or isinstance(epilogue, Gate))):

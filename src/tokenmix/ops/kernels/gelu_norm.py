@@ -207,13 +207,13 @@ def forward(
     z1, z2 = (h.new_empty(*h.shape[:-1], width) for _ in range(2))
     mean, scale = (h.new_empty(rows, dtype=torch.float32) for _ in range(2))
 
-    def launch(config: Config) -> None:
+    def launch(config: Config) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         tile = constants(config, h)
         programs, blocks = _grid(config, rows, tile["R"])
         _forward[(programs,)](h, weight, bias, z1, z2, mean, scale, rows, blocks, eps, **tile)
+        return z1, z2, mean, scale
 
-    launch(choose("gelu_norm", (h.dtype, rows, width), configs, launch))
-    return z1, z2, mean, scale
+    return launch(choose("gelu_norm", (h.dtype, rows, width), configs, launch))
 
 
 def backward(
@@ -224,15 +224,14 @@ def backward(
     width, rows = h.shape[-1] // 2, h.shape[:-1].numel()
     dh = torch.empty_like(h)
 
-    def launch(config: Config) -> Tensor:
+    def launch(config: Config) -> tuple[Tensor, Tensor]:
         tile = constants(config, h)
         programs, blocks = _grid(config, rows, tile["R"])
         sums = h.new_empty(programs, 4 * width, dtype=torch.float32)
         _backward[(programs,)](dz1, dz2, h, weight, mean, scale, dh, sums, rows, blocks, **tile)
-        return sums
+        return dh, sums.sum(0)
 
-    sums = launch(choose("gelu_norm_backward", (h.dtype, rows, width), configs, launch))
-    return dh, sums.sum(0)
+    return launch(choose("gelu_norm_backward", (h.dtype, rows, width), configs, launch))
 
 
 @torch.library.custom_op("tokenmix::gelu_norm", mutates_args=())

@@ -136,10 +136,10 @@ HALF_PRECISION = [
     _config(128, 256, 64, 4, 3, tma=True, gluon=True),
     _config(128, 256, 64, 8, 3, tma=True, turns=True),
     _config(128, 256, 64, 8, 3, tma=True),
-    _config(128, 256, 64, 8, 3),
-    _config(128, 128, 64, 8, 3, waves=2),
     _config(128, 256, 64, 8, 3, tma=True, after=True),
     _config(128, 256, 64, 8, 3, after=True),
+    _config(128, 256, 64, 8, 3),
+    _config(128, 128, 64, 8, 3, waves=2),
 ]
 SINGLE_PRECISION = [_config(64, 64, 32, 4, 3, waves=2), _config(128, 64, 32, 4, 3, waves=2)]
 INTERPRETED = [_config(16, 32, 16, 1, 1, turns=True), _config(16, 32, 16, 1, 1, after=True)]
@@ -163,11 +163,12 @@ def outer(
     keys, width = x.shape[1], channels // heads
     write = mode != "plain" or row is not None
     ds = torch.empty_like(g, memory_format=torch.contiguous_format) if write else g
+    written = ds if write else None
     own_, row_, mask_ = (t if t is not None else g for t in (own, row, mask))
     a = alpha if alpha is not None else g
     alpha_strides = (0, 0, a.stride(0)) if a.dim() == 1 else a.stride()
 
-    def launch(config: Config) -> tuple[Tensor, Tensor, Tensor | None]:
+    def launch(config: Config) -> tuple[Tensor, Tensor | None, Tensor | None]:
         block = dict(config)
         waves, by_hand, tma, inside = block.pop("waves"), block.pop("gluon"), block["TMA"], not block.pop("after")
         bm, bn, bk = block["BM"], block["BN"], block["BK"]
@@ -180,7 +181,7 @@ def outer(
             from tokenmix.ops.kernels.outer_hopper import launch_outer_hopper
 
             launch_outer_hopper(g, own_, x, ds, dw, sums, mode=mode, alpha=alpha_value, turns=block["TURNS"])
-            return _added(dw), ds, None if sums is None else sums.sum((0, 1))
+            return _added(dw), written, None if sums is None else sums.sum((0, 1))
         _outer[(tiles * splits,)](
             describe(g, bm, bk) if tma else g, describe(own_, bm, bk) if tma else own_,
             describe(x, bn, bk) if tma else x, dw, describe(ds, bm, bk) if tma else ds,
@@ -192,14 +193,15 @@ def outer(
             PRECISION=precision(x.dtype), **block,
         )  # fmt: skip
         if total and not inside:
-            return _added(dw), ds, ds.sum((0, 2), dtype=torch.float32)
-        return _added(dw), ds, None if sums is None else sums.sum((0, 1))
+            return _added(dw), written, ds.sum((0, 2), dtype=torch.float32)
+        return _added(dw), written, None if sums is None else sums.sum((0, 1))
 
     if configs is None:
         simple = heads == 1 and row is None and alpha is None and not causal
         configs = candidates(g, own_, x, heads, mask is not None, simple, total)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None, total)
-    return launch(choose("outer", key, configs, launch))
+    dw, _, sums = launch(choose("outer", key, configs, launch))
+    return dw, ds, sums
 
 
 def _added(parts: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Choosing a kernel's block sizes by measurement, once per machine.
 
 The first call of a problem times every candidate and remembers the fastest, in memory and in a file
-(TOKENMIX_CACHE, by default ~/.cache/tokenmix), so that later runs choose the same and compute the same bits.
+(TOKENMIX_CACHE, by default ~/.cache/tokenmix), so that later runs choose the same and compute the same bits. Kernels that
+have changed are measured anew. A candidate whose results are not those of the last one, the plainest, is told and left out.
 TOKENMIX_AUTOTUNE=0 takes the first candidate, the one that was best on an H200; so does a call under graph capture.
 """
 
@@ -27,15 +28,17 @@ from tokenmix.ops.kernels import INTERPRETING
 log = logging.getLogger(__name__)
 
 Config: TypeAlias = dict[str, Any]  #: keyword arguments of a launch: block sizes, num_warps, num_stages
+Results: TypeAlias = Sequence[Tensor | None] | None  #: what a launch fills
 
 _chosen: dict[tuple[Any, ...], Config] = {}
 
 
-def choose(name: str, key: Sequence[Any], configs: Sequence[Config], launch: Callable[[Config], Any]) -> Config:
+def choose(name: str, key: Sequence[Any], configs: Sequence[Config], launch: Callable[[Config], Results]) -> Config:
     """The fastest of `configs` for the problem `key` of the kernel `name`; `launch` runs one of them.
 
-    Candidates that do not compile, or need more shared memory than there is, are passed over. So is, with a warning,
-    what computes something else than the last of them, the plainest, where `launch` returns the tensors that it makes.
+    Candidates that do not compile, or need more shared memory than there is, are passed over. `launch` returns the tensors
+    that it fills, by which candidates are compared, or None. Tensors of zeros, or with infinite numbers, tell nothing: then
+    the plainest is taken, and the choice is left to a later call.
     """
     if len(configs) == 1 or INTERPRETING:
         return configs[0]
@@ -44,12 +47,17 @@ def choose(name: str, key: Sequence[Any], configs: Sequence[Config], launch: Cal
         return known
     if os.environ.get("TOKENMIX_AUTOTUNE", "1") == "0" or torch.cuda.is_current_stream_capturing():
         return configs[0]
-    listed = zlib.crc32(repr(configs).encode())  # other candidates are another choice
+    listed = zlib.crc32(repr(configs).encode(), _sources())  # other candidates, or kernels, are another choice
     tag = f"{name} {_machine()} {' '.join(map(str, key))} of {listed:08x}"
-    stored = _read().get(tag)
-    best = configs[stored if stored is not None else _measure(tag, configs, launch)]
-    _chosen[(name, *key)] = best
-    return best
+    best = _read().get(tag)
+    if best is None:
+        plain, made = _plainest(tag, configs, launch)
+        if not all(map(_tells, made)):
+            return plain
+        best = _measure(tag, configs, launch, made)
+        _write(tag, best)
+    _chosen[(name, *key)] = configs[best]
+    return configs[best]
 
 
 def milliseconds(call: Callable[[], Any], budget: float = 30.0) -> float:
@@ -80,35 +88,55 @@ def milliseconds(call: Callable[[], Any], budget: float = 30.0) -> float:
     return median(queue(times))
 
 
-def _measure(tag: str, configs: Sequence[Config], launch: Callable[[Config], Any]) -> int:
-    times = [float("inf")] * len(configs)
-    plainest: list[Tensor] | None = None
-    for n in reversed(range(len(configs))):
+def _plainest(
+    tag: str, configs: Sequence[Config], launch: Callable[[Config], Results]
+) -> tuple[Config, Sequence[Tensor]]:
+    """The last candidate that runs here, and of what it makes a sample."""
+    for config in reversed(configs):
         try:
-            time = milliseconds(partial(launch, configs[n]))
-            made = [t for t in launch(configs[n]) or () if t is not None]
-            plainest = [t.clone() for t in made] if plainest is None else plainest
-            wrong = not all(map(_agree, made, plainest))
-        except Exception as error:  # a candidate this machine cannot run: too much shared memory, no TMA, …
-            log.debug("%s: %s does not run: %s", tag, configs[n], error)
+            return config, _sample(launch(config))
+        except Exception as error:  # this machine cannot run it: too much shared memory, no TMA, …
+            log.debug("%s: %s does not run: %s", tag, config, error)
+    return configs[-1], ()
+
+
+def _measure(
+    tag: str, configs: Sequence[Config], launch: Callable[[Config], Results], plainest: Sequence[Tensor]
+) -> int:
+    times = [float("inf")] * len(configs)
+    for n, config in enumerate(configs):
+        try:
+            time = milliseconds(partial(launch, config))
+            for made in launch(config) or ():
+                if made is not None:
+                    made.fill_(float("nan"))  # what is left out shows
+            right = all(map(_agree, _sample(launch(config)), plainest))
+        except Exception as error:
+            log.debug("%s: %s does not run: %s", tag, config, error)
             continue
-        if wrong:
-            log.warning("%s: %s computes something else than %s and is not used", tag, configs[n], configs[-1])
-        else:
+        if right:
             times[n] = time
+        else:
+            log.warning("%s: %s computes something else than the others and is not used", tag, config)
     best = min(range(len(times)), key=times.__getitem__)
     if times[best] == float("inf"):
         raise RuntimeError(f"no configuration of {tag} runs on this machine; set TOKENMIX_KERNELS=0 to do without")
     log.info("%s: %s, %.3f ms", tag, configs[best], times[best])
-    _write(tag, best)
     return best
 
 
+def _sample(results: Results) -> list[Tensor]:
+    """A million numbers, or up to two, of each result: some of every tile, and of every column."""
+    return [t.flatten()[:: t.numel() >> 20 | 1].clone() for t in results or () if t is not None and t.numel()]
+
+
+def _tells(plainest: Tensor) -> bool:
+    return bool(torch.finfo(plainest.dtype).tiny < plainest.abs().max() < float("inf"))
+
+
 def _agree(made: Tensor, plainest: Tensor) -> bool:
-    """Is the difference what rounding makes of it? Nothing can be said of infinite numbers."""
-    size = torch.linalg.vector_norm(plainest, dtype=torch.float32)
-    apart = torch.linalg.vector_norm(made - plainest, dtype=torch.float32)
-    return bool(apart <= 0.02 * size) or not bool(size.isfinite())
+    """Is every difference as small as rounding makes it?"""
+    return bool((made - plainest).abs().max() <= 0.02 * plainest.abs().max())
 
 
 def _file() -> Path:
@@ -131,6 +159,12 @@ def _write(tag: str, best: int) -> None:
         partial.replace(_file())
     except OSError as error:  # a read-only home: measured again next time
         log.debug("cannot remember %s: %s", tag, error)
+
+
+@cache
+def _sources() -> int:
+    """A number for the text of the kernels."""
+    return zlib.crc32(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))))
 
 
 @cache

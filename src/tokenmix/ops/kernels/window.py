@@ -202,12 +202,12 @@ def fused_window_mlp(x: Tensor, w: Tensor, b: Tensor, a: Tensor) -> Tensor:
     y = x.new_empty(batch, length, channels)
     options = _options(x, window)
 
-    def launch(config: Config) -> None:
+    def launch(config: Config) -> tuple[Tensor]:
         grid = (batch * triton.cdiv(length, options["T"]) * triton.cdiv(channels, config["BC"]),)
         _forward[grid](x, w, b, a, y, *x.stride(), length, channels, hidden, window, **options, **config)
+        return (y,)
 
-    launch(choose("window_mlp", (x.dtype, *shape), FORWARD, launch))
-    return y
+    return launch(choose("window_mlp", (x.dtype, *shape), FORWARD, launch))[0]
 
 
 @fused_window_mlp.register_fake
@@ -229,7 +229,7 @@ def fused_window_mlp_backward(
     groups = triton.cdiv(hidden, units)
     sizes = (*dy.stride(), *x.stride())
 
-    def launch(config: Config) -> tuple[Tensor, Tensor, Tensor]:
+    def launch(config: Config) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         items = batch * triton.cdiv(channels, config["BC"])
         programs = min(items, max(1, 2 * processors() // groups))
         dw = x.new_empty(programs, hidden, block, 2 * block, dtype=torch.float32)
@@ -242,12 +242,12 @@ def fused_window_mlp_backward(
             _backward_x[(items,)](
                 dy, x, w, b, a, dx, *sizes, length, channels, hidden, window, H=units, **options, **config
             )  # fmt: skip
-        return dw, db, da
+        return dx, dw.sum(0), db.sum((0, 2)), da.sum((0, 2))
 
-    dw, db, da = launch(choose("window_mlp_backward", (x.dtype, *shape), BACKWARD, launch))
+    dx, dw, db, da = launch(choose("window_mlp_backward", (x.dtype, *shape), BACKWARD, launch))
     steps = (2 * block * block, 2 * block - 1, 1)  # dW[h, s] = Σ_t dB[(h, t), t + window − 1 − s]
-    diagonals = dw.sum(0).as_strided((hidden, block, window), steps, 2 * block - window)
-    return dx, diagonals.sum(1).to(w.dtype), db.sum((0, 2)).to(b.dtype), da.sum((0, 2)).to(a.dtype)
+    diagonals = dw.as_strided((hidden, block, window), steps, 2 * block - window)
+    return dx, diagonals.sum(1).to(w.dtype), db.to(b.dtype), da.to(a.dtype)
 
 
 @fused_window_mlp_backward.register_fake
