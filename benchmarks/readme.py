@@ -1,9 +1,9 @@
-"""Write the figures of the README from the committed result files.
+"""Write the figures of the README and of docs/speed.md from the committed result files.
 
-    python -m benchmarks.readme            # rewrites the part of README.md between the two marks
+    python -m benchmarks.readme            # rewrites what stands between the marks of the two pages
     python -m benchmarks.readme --check    # exits 1 if that would change anything
 
-No figure in the README is typed by hand: each row names the result file it was read from.
+No figure of these tables is typed by hand: each row names the result file it was read from.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 def load(name: str) -> dict[str, Any] | None:
@@ -80,21 +79,89 @@ def rows() -> list[tuple[str, str, str, str]]:
     return found
 
 
-def block() -> str:
-    lines = ["| work | ours | beside it, in the same run | from `benchmarks/results/` |", "|---|---|---|---|"]
-    lines += [f"| {what} | {ours} | {peer} | `{name}` |" for what, ours, peer, name in rows()]
-    return "\n".join([BEGIN, *lines, END])
+def bars() -> list[tuple[str, str, str, str, str]]:
+    """(what, asked, measured, met, from): everything of which a bar was set."""
+    found = []
+    for what, row in (load("ops-h200.json") or {}).get("bars", {}).items():
+        if "ms" in row:
+            asked, measured = f"at most {row['bar_ms']} ms", f"{row['ms']:.3g} ms"
+        else:
+            asked, measured = f"at most {row['bar']}", f"{row['exponent']:.2f}"
+        found.append((named(what), asked, measured, row["met"], "ops-h200.json"))
+    for what, row in (load("train-h200.json") or {}).get("bars", {}).items():
+        measured = f"{row['measured']:,.0f}" if row["measured"] >= 1000 else f"{row['measured']:.4g}"
+        found.append((named(what), row["asked"], measured, row["met"], "train-h200.json"))
+    for run in (load("train-loop-h200.json") or {}).get("runs", []):
+        if "cogs" in run["run"]:
+            what, steps = (
+                "COGS-sized, bucketed real lengths, in the training loop: steps per second",
+                run["steps_per_second"],
+            )
+            found.append((what, "at least 300", f"{steps:.4g}", steps >= 300, "train-loop-h200.json"))
+    for row in (load("train-cpu.json") or {}).get("rows", []):
+        if row["bar"] is not None:
+            what, times = (
+                f"{row['what'].replace('|', 'then')}, times as fast as {row['peer']}",
+                row["wall"]["times_as_fast"],
+            )
+            found.append((what, f"at least {row['bar']}", f"{times:.2f}", row["met"], "train-cpu.json"))
+    return [(what, asked, measured, "yes" if met else "**no**", name) for what, asked, measured, met, name in found]
+
+
+def reasons() -> list[str]:
+    """What is known of each bar that was missed."""
+    results = [load(f"{name}-h200.json") or {} for name in ("ops", "train")]
+    known = {what: why for result in results for what, why in result.get("short_of_a_bar", {}).items()}
+    return [f"- **{named(what)}**: {why}." for what, why in known.items()]
+
+
+def named(bar: str) -> str:
+    """A bar's name in a result file, for a reader."""
+    operator = {"remix": "Remixer's memory", "gating": "spatial gate", "bias": "attention with a learned bias",
+                "random": "Random Synthesizer"}  # fmt: skip
+    first, _, rest = bar.partition(" ")
+    if first in operator:
+        return f"{operator[first]}, {rest.replace('both', 'forward + backward')}"
+    return bar.replace("_", " ").replace(" t5", " T5.1.1").replace("memory gb", "memory in GB")
+
+
+def table(headings: tuple[str, ...], lines: list[tuple[str, ...]]) -> list[str]:
+    head, *body = (f"| {' | '.join(line)} |" for line in (headings, *lines))
+    return [head, "|" + "---|" * len(headings), *body]
+
+
+def pages() -> dict[Path, tuple[str, list[str]]]:
+    """page → (name of its marks, the lines between them)."""
+    figures = table(
+        ("work", "ours", "beside it, in the same run", "from `benchmarks/results/`"),
+        [(what, ours, peer, f"`{name}`") for what, ours, peer, name in rows()],
+    )
+    asked = table(
+        ("work", "asked", "measured", "met", "from `benchmarks/results/`"),
+        [(*row, f"`{name}`") for *row, name in bars()],
+    )
+    return {
+        ROOT / "README.md": ("figures", figures),
+        ROOT / "docs" / "speed.md": ("bars", [*asked, "", *reasons()]),
+    }
+
+
+def written(text: str, mark: str, lines: list[str]) -> str:
+    """The text with the lines between its marks."""
+    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    before, rest = text.split(begin)
+    return "\n".join([before + begin, *lines, end + rest.split(end)[1]])
 
 
 def main() -> None:
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    new = before + block() + after
-    if "--check" in sys.argv:
-        sys.exit(new != text)
-    readme.write_text(new)
+    changed = False
+    for page, (mark, lines) in pages().items():
+        text = page.read_text(encoding="utf-8")
+        new = written(text, mark, lines)
+        changed |= new != text
+        if "--check" not in sys.argv:
+            page.write_text(new, encoding="utf-8")
+    sys.exit("--check" in sys.argv and changed)
 
 
 if __name__ == "__main__":

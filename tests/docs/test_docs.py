@@ -6,13 +6,14 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from benchmarks import readme
 
 from tokenmix.mixers import REGISTRY
 from tokenmix.mixers.expression import REGISTRY as KNOWN
 
 DOCS = Path(__file__).parents[2] / "docs"
 README = DOCS.parent / "README.md"
-EXECUTED = [README, DOCS / "layers.md", DOCS / "models.md"]
+EXECUTED = [README, DOCS / "layers.md", DOCS / "models.md", DOCS / "speed.md"]
 
 
 def blocks(path):
@@ -40,6 +41,13 @@ def test_every_page_is_in_the_navigation_and_every_name_of_the_interface_exists(
     for name in names:
         module, _, attribute = name.rpartition(".")
         assert getattr(importlib.import_module(module), attribute).__doc__, name
+
+
+def test_the_tables_of_figures_are_those_of_the_result_files():
+    for page, (mark, lines) in readme.pages().items():
+        text = page.read_text(encoding="utf-8")
+        assert len(lines) > 10
+        assert readme.written(text, mark, lines) == text, f"{page}: run `python -m benchmarks.readme`"
 
 
 def test_every_mixer_and_option_is_documented():
