@@ -29,6 +29,7 @@ from tokenmix.training.config import assignment, merge, read_layer
         ({"data": {"limit": -1}}, "data.limit must be at least 1; got -1"),
         ({"data": {"objective": "masked"}}, "unknown value of data.objective 'masked'; did you mean 'masked_lm'"),
         ({"device": {"accumulate": 0}}, "device.accumulate must be at least 1; got 0"),
+        ({"device": {"accumulate": 9}, "data": {"batch_size": 8}}, "accumulate=9 micro-batches of data.batch_size=8"),
         ({"device": {"threads": -2}}, "device.threads must be at least 1; got -2"),
         ({"schedule": {"warmup": -3}}, "schedule.warmup must be at least 0; got -3"),
         ({"validation": {"patience": -1}}, "validation.patience must be at least 1; got -1"),

@@ -409,6 +409,39 @@ def test_a_classifier_knows_the_names_of_its_labels(tmp_path: Path, capfd: pytes
     assert "Loading weights" not in said
 
 
+def test_weights_for_other_labels_or_sizes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = rows(
+        tmp_path / "three.jsonl", *({"text": f"{label} {n}", "label": label} for n in range(4) for label in "abc")
+    )
+    config = tiny(tmp_path / "run", budget__steps=2, model__name="bert-tiny", data__task=labelled(tmp_path))
+    config.model.options = dict(SMALL)
+    train(config)
+    task = f"file:{path}?text=text&label=label"
+    tuned = tiny(tmp_path / "tuned", budget__steps=2, data__task=task)
+    tuned.model = RunConfig.of({"model": {"weights": str(tmp_path / "run")}}).model
+    model = build(tuned).model
+    assert model.config.num_labels == 3
+    assert "knows 2 labels, the task 3" in caplog.text
+    before, after = weights(tmp_path / "run"), dict(model.state_dict())
+    assert after["classifier.weight"].shape[0] == 3
+    assert 0 < after["classifier.weight"].std() < 0.1
+    fitting = [name for name in before if not name.startswith("classifier")]
+    assert same({name: before[name] for name in fitting}, {name: after[name] for name in fitting})
+    train(tuned)
+    tuned.out = str(tmp_path / "wider")
+    tuned.model.options = {"d_model": 2 * model.config.d_model}
+    with pytest.raises(ValueError, match=r"do not fit: model\..* there and .* in this model"):
+        train(tuned)
+
+
+def test_what_fails_before_it_begins_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name, stays in (("new", False), ("there", True)):
+        with pytest.raises(ValueError, match="expected a field 'text'"):
+            train(tiny(tmp_path / name, data__task=f"file:{rows(tmp_path / 'a.jsonl', {'a': 'b'})}"))
+        assert (tmp_path / name).exists() == stays
+
+
 def test_a_layer_in_a_preset_is_part_of_the_runs_name(tmp_path: Path) -> None:
     class Named(Callback):
         def on_start(self, run: dict[str, Any]) -> None:

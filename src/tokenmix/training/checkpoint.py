@@ -36,16 +36,26 @@ class CheckpointError(OSError):
 
 
 def open_weights(kind: Any, folder: Path, **options: Any) -> Any:
-    """`kind.from_pretrained(folder)` without a progress bar; damaged weights are an error that says what to do."""
+    """`kind.from_pretrained(folder)` without a progress bar. A classifier of other labels is made anew; weights that do not
+    fit otherwise, or are damaged, are an error that says what to do."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     try:
-        return kind.from_pretrained(folder, **options)
+        model, found = kind.from_pretrained(folder, ignore_mismatched_sizes=True, output_loading_info=True, **options)
     except SafetensorError as error:
         raise ValueError(
             f"the weights in {folder} are damaged ({error}); take a checkpoint of the run, RUN/checkpoints/STEP"
         ) from None
+    for name, there, wanted in sorted(found["mismatched_keys"], key=lambda key: key[0].startswith("classifier.")):
+        if not name.startswith("classifier."):
+            raise ValueError(
+                f"the weights in {folder} do not fit: {name} is {list(there)} there and {list(wanted)} in this model; "
+                "leave the model's sizes as they are in the weights"
+            )
+        if name == "classifier.weight":
+            logger.warning("%s knows %d labels, the task %d: the classifier starts anew", folder, there[0], wanted[0])
+    return model
 
 
 # ---------------------------------------------------------------------------------------------- tensors of a run

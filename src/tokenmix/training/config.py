@@ -187,6 +187,11 @@ class RunConfig:
                 raise ValueError(f"{path} must be at least {least}; got {value!r}")
             if value == math.inf:
                 raise ValueError(f"{path} must be a finite number; got {value!r}")
+        if self.device.accumulate > self.data.batch_size:
+            raise ValueError(
+                f"device.accumulate={self.device.accumulate} micro-batches of data.batch_size={self.data.batch_size} examples: "
+                "a step cannot be split into more parts than it has examples"
+            )
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2⁶³; got {self.seed}")
 

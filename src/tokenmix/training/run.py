@@ -106,6 +106,8 @@ def train(config: RunConfig, callbacks: Sequence[Callback] = ()) -> RunResult:
     with contextlib.ExitStack() as stack:
         if folder.is_file():
             raise ValueError(f"{folder} is a file; choose another --out")
+        if main and not folder.exists():
+            stack.callback(_remove_empty, folder)
         folder.mkdir(parents=True, exist_ok=True)
         if main:
             stack.enter_context(FolderLock(folder))
@@ -118,6 +120,13 @@ def train(config: RunConfig, callbacks: Sequence[Callback] = ()) -> RunResult:
         session = Session(config, folder, parts, accelerator, start, callbacks if main else ())
         stack.callback(session.close)
         return session.run()
+
+
+def _remove_empty(folder: Path) -> None:
+    """What failed before it wrote anything leaves no folder behind."""
+    if all(file.name == ".lock" for file in folder.iterdir()):
+        (folder / ".lock").unlink(missing_ok=True)
+        folder.rmdir()
 
 
 class Session:
