@@ -93,17 +93,13 @@ def bars() -> list[tuple[str, str, str, str, str]]:
         found.append((named(what), row["asked"], measured, row["met"], "train-h200.json"))
     for run in (load("train-loop-h200.json") or {}).get("runs", []):
         if "cogs" in run["run"]:
-            what, steps = (
-                "COGS-sized, bucketed real lengths, in the training loop: steps per second",
-                run["steps_per_second"],
-            )
+            what = "COGS-sized, bucketed real lengths, in the training loop: steps per second"
+            steps = run["steps_per_second"]
             found.append((what, "at least 300", f"{steps:.4g}", steps >= 300, "train-loop-h200.json"))
     for row in (load("train-cpu.json") or {}).get("rows", []):
         if row["bar"] is not None:
-            what, times = (
-                f"{row['what'].replace('|', 'then')}, times as fast as {row['peer']}",
-                row["wall"]["times_as_fast"],
-            )
+            what = f"{row['what'].replace('|', 'then')}, times as fast as {row['peer']}"
+            times = row["wall"]["times_as_fast"]
             found.append((what, f"at least {row['bar']}", f"{times:.2f}", row["met"], "train-cpu.json"))
     return [(what, asked, measured, "yes" if met else "**no**", name) for what, asked, measured, met, name in found]
 

@@ -125,3 +125,11 @@ def test_half_precision_is_as_good_as_its_logits() -> None:
     torch.testing.assert_close(loss.double(), right, rtol=2e-3, atol=0)
     for got, want in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(right, exact), strict=True):
         assert (got.double() - want).norm() / want.norm() < 1e-2
+
+
+def test_sums_over_many_tokens_fit_no_16_bit_number():
+    from tokenmix.ops.cross_entropy import _add_product, _column_sums
+
+    ones = torch.ones(70_000, 2, dtype=torch.float16)
+    assert torch.equal(_column_sums(ones, torch.float32), torch.full((2,), 70_000.0))
+    assert torch.equal(_add_product(None, ones, ones, torch.float32), torch.full((2, 2), 70_000.0))

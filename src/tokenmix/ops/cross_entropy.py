@@ -150,9 +150,8 @@ def _add_product(total: Tensor | None, left: Tensor, right: Tensor, exact: torch
 
 
 def _column_sums(x: Tensor, exact: torch.dtype) -> Tensor:
-    if (
-        x.device.type == "cpu" and x.dtype != exact
-    ):  # a product with ones is rounded to 16 bits, and three times as fast
+    """Σ over the rows; of bfloat16 on a CPU by a product with ones, rounded like other products and three times as fast."""
+    if x.device.type == "cpu" and x.dtype == torch.bfloat16:
         return (x.new_ones(1, x.shape[0]) @ x)[0].to(exact)
     return x.sum(0, dtype=exact)
 

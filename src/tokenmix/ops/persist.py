@@ -57,7 +57,7 @@ def persist(
     if mask is not None and mask.shape != x.shape[:2]:
         raise ValueError(f"mask must be [batch, keys] = {list(x.shape[:2])}; got {list(mask.shape)}")
     if isinstance(epilogue, Compose) and queries != keys:
-        raise ValueError(f"Compose needs a row of x for each row of W: W is [{queries}, {keys}]")
+        raise ValueError(f"Compose needs a row of x for each row of W: W is [{queries}, {keys}], not square")
     autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
     half = (torch.get_autocast_dtype(x.device.type) if autocast else x.dtype) == torch.float16  # E is never fp16
     if usable(x) and not (softmax and mask is not None and (half or isinstance(epilogue, Gate))):
@@ -166,9 +166,8 @@ def _finish(s: Tensor, x: Tensor, epilogue: Epilogue | None) -> Tensor:
     if transformed():
         return reference.apply_epilogue(s, x, epilogue)
     eager = not torch.compiler.is_compiling()
-    if (
-        isinstance(epilogue, Gate) and epilogue.bias is not None
-    ):  # u's type and s's: a wider bias would widen the result
+    if isinstance(epilogue, Gate) and epilogue.bias is not None:
+        # u's type and s's: a wider bias would widen the result
         epilogue = epilogue._replace(bias=epilogue.bias.to(s.dtype))
     if isinstance(epilogue, Gate) and not torch.is_grad_enabled() and s.dtype == epilogue.u.dtype:
         u, bias, addend = epilogue

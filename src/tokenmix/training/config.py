@@ -190,7 +190,7 @@ class RunConfig:
         if self.device.accumulate > self.data.batch_size:
             raise ValueError(
                 f"device.accumulate={self.device.accumulate} micro-batches of data.batch_size={self.data.batch_size} examples: "
-                "a step cannot be split into more parts than it has examples"
+                "take at most one per example"
             )
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2⁶³; got {self.seed}")

@@ -163,7 +163,7 @@ def outer(
     keys, width = x.shape[1], channels // heads
     write = mode != "plain" or row is not None
     ds = torch.empty_like(g, memory_format=torch.contiguous_format) if write else g
-    written = ds if write else None
+    written = ds if write else None  # g is the caller's
     own_, row_, mask_ = (t if t is not None else g for t in (own, row, mask))
     a = alpha if alpha is not None else g
     alpha_strides = (0, 0, a.stride(0)) if a.dim() == 1 else a.stride()
