@@ -15,6 +15,7 @@ import argparse
 import gc
 import json
 import math
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -336,6 +337,7 @@ def main() -> None:
             "torch": torch.__version__,
             "triton": __import__("triton").__version__,
             "python": platform.python_version(),
+            "autotune": os.environ.get("TOKENMIX_AUTOTUNE", "1") != "0",
         },
         "tables": {},
     }

@@ -316,7 +316,12 @@ def main() -> None:
     result: dict[str, Any] = {
         "command": "PYTHONPATH=src python -m benchmarks.train" + " --profile" * options.profile,
         "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "python": platform.python_version(), "tokenmix": tokenmix.__version__},
+        "versions": {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "tokenmix": tokenmix.__version__,
+            "autotune": os.environ.get("TOKENMIX_AUTOTUNE", "1") != "0",
+        },
         "tables": {table: {} for table in options.only},
     }
     options.out.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,18 @@ def chosen_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The type in which linear layers multiply x: autocast's, where that is on.
+
+    >>> product_dtype(torch.ones(2))
+    torch.float32
+    """
+    device = x.device.type
+    if x.is_meta or x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return x.dtype
+    return torch.get_autocast_dtype(device)
+
+
 def readable(x: Tensor) -> bool:
     """Can Python look at the numbers? Not inside a compiled or recorded graph, nor under vmap, nor on the meta device.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -91,6 +92,14 @@ def test_queries_that_nobody_reads_are_left_out(causal: bool, dtype: torch.dtype
     out = attend(**inputs, mask=mask, causal=causal, lengths=ends)
     assert not out[3, :, -1].any()
     assert attend(**inputs, mask=mask, causal=causal)[3, :, -1].all()
+
+
+@needs_kernels
+def test_what_the_batch_shares_may_be_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["tokenmix.ops.attend"]
+    monkeypatch.setattr(module, "_gains_by_spreading", lambda *tensors: True)
+    inputs = {name: draw(b, 2, 21, 8, dtype=torch.float32) for name, b in (("q", 3), ("k", 1), ("v", 3))}
+    assert not disagreements(attend, reference.attend, inputs | {"bias": torch.randn(2, 21, 21, device=DEVICE)})
 
 
 @needs_kernels

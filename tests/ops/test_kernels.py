@@ -38,7 +38,7 @@ from tokenmix.ops.window import window_mlp
 
 @pytest.mark.skipif(not INSTALLED, reason="needs triton (extra: kernels)")
 @pytest.mark.skipif(RUNS, reason="the kernels run in this process")
-@pytest.mark.parametrize("name", ["kernels", "attention_kernels", "gelu_norm_kernels", "window"])
+@pytest.mark.parametrize("name", ["kernels", "attention_kernels", "attend_packed", "gelu_norm_kernels", "window"])
 def test_in_the_interpreter(name: str) -> None:
     file = str(Path(__file__).with_name(f"test_{name}.py"))
     run = subprocess.run(
@@ -244,8 +244,10 @@ def test_every_configuration_of_outer_agrees(mode: str, queries: int, keys: int)
 
 @needs_kernels
 @pytest.mark.parametrize("order", [lambda t: t, permuted], ids=["contiguous", "permuted"])
-@pytest.mark.parametrize("mode", ["plain", "compose", "gate"])
-def test_the_compiler_is_told_the_truth_about_persist(mode: str, order: Any) -> None:
+@pytest.mark.parametrize(
+    ("mode", "softmax"), [("plain", False), ("plain", True), ("compose", False), ("compose", True), ("gate", False)]
+)
+def test_the_compiler_is_told_the_truth_about_persist(mode: str, softmax: bool, order: Any) -> None:
     import tokenmix.ops.kernels.persist  # noqa: F401  registers the operators
 
     w, x, row = torch.randn(2, 21, 21, device=DEVICE), draw(3, 21, 16, dtype=torch.float32), torch.rand(3, 21, 2)
@@ -254,7 +256,7 @@ def test_the_compiler_is_told_the_truth_about_persist(mode: str, order: Any) -> 
     bias = torch.randn(21, device=DEVICE) if gate else None
     alpha = torch.rand(16, device=DEVICE) if mode == "compose" else None
     w, x, addend, alpha = map(order, (w, x, addend, alpha))
-    given = (order(row.to(DEVICE)), order(lengths(3, 21)), False, mode, order(u), bias)
+    given = (order(row.to(DEVICE)), order(lengths(3, 21)), softmax, False, mode, order(u), bias)
     y, kept = torch.ops.tokenmix.persist(w, x, *given, addend, alpha, 0.0, True)
     needs = [True, True, True, gate, gate, gate, mode == "compose"]
     pairs = real_and_fake(torch.ops.tokenmix.persist, w, x, *given, addend, alpha, 0.0, True)

@@ -13,12 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmix.mixers.base import Mixer, Slot, init_linear, linear, take_rows
+from tokenmix.mixers.base import Mixer, Slot, init_linear, linear, take_rows, untouched
 from tokenmix.mixers.expression import Term
 from tokenmix.mixers.relative import RelativeBias
 from tokenmix.mixers.rows import Rows
 from tokenmix.mixers.site import Site
 from tokenmix.ops import attend, persist
+from tokenmix.ops.attend import attend_packed, crossing
+from tokenmix.ops.kernels import usable
+from tokenmix.ops.linear import linear as product
 from tokenmix.ops.reference import attention_weights
 
 
@@ -95,9 +98,10 @@ class Asked:
 
 
 class TermModule(Mixer):
-    """The module behind a term; `shared` terms do not look at the input."""
+    """The module behind a term; `shared` terms do not look at the input, and of some the logits are a `table` alone."""
 
     shared = False
+    table = False
 
     def logits(self, asked: Asked) -> Logits:
         """This term's share of the logits."""
@@ -133,6 +137,9 @@ class Attention(Mixer):
                 std=0.02 if site.init != "t5" else site.d_model**-0.5,
             )
         self.persistent = all(term.shared for term in self.terms)
+        others = (term for i, term in enumerate(self.terms) if i != self.dot)
+        plain = self.dot is not None and alpha not in ("softmax", "sigmoid")
+        self.packs = plain and all(term.table and not cross for term in others)  # keys and values may be made together
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -183,6 +190,8 @@ class Attention(Mixer):
             None if self.cross else mask,
             rows=rows,
         )
+        if self._together(asked, bias, record):
+            return self._packed(asked, mask, bias).view(shape)
         value = asked.remember("value", lambda: asked.known(self.value))  # G(X)
         asked.keys = value.shape[1]
         step = None if self.cross else asked.step
@@ -212,13 +221,56 @@ class Attention(Mixer):
             mixed = mixed.transpose(1, 2).flatten(-2)
         return self.out(mixed if rows is None else rows.gather(mixed)).view(shape)
 
-    def _logits(self, asked: Asked, bias: Tensor | None) -> Logits:
+    def _together(self, asked: Asked, bias: Tensor | None, record: dict[str, Tensor] | None) -> bool:
+        """Are queries, keys and values made by one product, or keys and values of a memory by one?
+
+        It pays where kernels hand its gradient back in one piece, in training.
+        """
+        if not self.packs or asked.slot is not None or record is not None or not torch.is_grad_enabled():
+            return False
+        dot: Any = self.terms[self.dot or 0]
+        if not usable(asked.x) or not untouched(dot.query, dot.key, self.value):
+            return False
+        keys, width = asked.memory.shape[-2], self.site.head_dim
+        if self.cross:
+            dropped = self.training and self.site.attention_dropout > 0
+            return asked.rows is None and not dropped and crossing(asked.memory, asked.queries, keys, width)
+        biased = bias is not None or self.relative is not None or len(self.terms) > 1  # else other kernels are faster
+        return biased and asked.queries >= 16 and width <= 128
+
+    def _packed(self, asked: Asked, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The same as `forward` with W_Q, W_K and W_V as one matrix; to a memory, with W_K and W_V as one."""
+        dot: Any = self.terms[self.dot or 0]
+        layers = [dot.key, self.value] if self.cross else [dot.query, dot.key, self.value]
+        weights, biases = [[getattr(layer, name) for layer in layers] for name in ("weight", "bias")]
+        if self.site.scale and not self.cross:
+            weights[0], biases[0] = (
+                None if t is None else t * self.site.head_dim**-0.5 for t in (weights[0], biases[0])
+            )
+        together = torch.cat(weights), None if biases[0] is None else torch.cat(biases)
+        packed = asked.known(lambda x: product(x, *together))
+        asked.keys = packed.shape[1]
+        mixed = attend_packed(
+            packed.unflatten(-1, (len(layers), self.site.heads, self.site.head_dim)),
+            dot.asking(asked) if self.cross else None,
+            bias=self._logits(asked, bias, without_dot=True).bias,
+            mask=mask,
+            causal=self.site.causal and not self.cross,
+            lengths=None if asked.rows is None else asked.rows.lengths,
+            dropout=self.site.attention_dropout if self.training else 0.0,
+        )
+        mixed = mixed.transpose(1, 2).flatten(-2)
+        return self.out(mixed if asked.rows is None else asked.rows.gather(mixed))
+
+    def _logits(self, asked: Asked, bias: Tensor | None, *, without_dot: bool = False) -> Logits:
         """The weighted sum of all terms, as one share."""
-        if self.dot is not None:
+        if self.dot is not None and not without_dot:
             asked.dot = self.terms[self.dot]
             asked.query = asked.dot.queries(asked)
         shares: list[Logits] = []
         for i, (term, alpha) in enumerate(zip(self.terms, self.weights(), strict=True)):
+            if without_dot and i == self.dot:
+                continue
             asked.owner = f"{i}."
             share: Logits = term.logits(asked)  # type: ignore[operator]
             shares.append(share.times(alpha))

@@ -151,6 +151,12 @@ def linear(site: Site, inputs: int, outputs: int, *, bias: bool | None = None) -
     return Linear(inputs, outputs, bias=site.bias if bias is None else bias)
 
 
+def untouched(*layers: nn.Module) -> bool:
+    """Whether calling these layers is x Wᵀ + b and nothing else, so that their weights may be used together: no adapter, no
+    quantized stand-in, no hook."""
+    return all(type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks for layer in layers)
+
+
 def init_linear(layer: nn.Linear, site: Site, *, std: float | None = None) -> None:
     """Initial weights by the site's convention; `std` overrides the fan-in rule of T5."""
     match site.init:

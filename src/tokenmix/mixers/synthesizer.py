@@ -60,11 +60,13 @@ class _Dot(TermModule):
     def queries(self, asked: Asked) -> Tensor:
         return self._heads(asked.asking(self.query))
 
+    def asking(self, asked: Asked) -> Tensor:
+        """The queries as attention takes them."""
+        q = asked.query if asked.dot is self and asked.query is not None else self.queries(asked)
+        return q * self.site.head_dim**-0.5 if self.site.scale else q
+
     def logits(self, asked: Asked) -> Logits:
-        q = asked.query if asked.dot is self else self.queries(asked)
-        if self.site.scale:
-            q = q * self.site.head_dim**-0.5
-        return Logits(q=q, k=self._heads(asked.remember("key", lambda: asked.known(self.key))))
+        return Logits(q=self.asking(asked), k=self._heads(asked.remember("key", lambda: asked.known(self.key))))
 
     def _heads(self, t: Tensor) -> Tensor:
         return t.unflatten(-1, (self.site.heads, self.site.head_dim)).transpose(1, 2)
@@ -81,7 +83,7 @@ class Random(Term):
 
 
 class _Random(TermModule):
-    shared, limited = True, True
+    shared, limited, table = True, True, True
 
     def __init__(self, spec: Random, site: Site) -> None:
         super().__init__()
@@ -250,7 +252,7 @@ class Relative(Term):
 
 
 class _Relative(TermModule):
-    shared = True
+    shared, table = True, True
 
     def __init__(self, spec: Relative, site: Site) -> None:
         super().__init__()

@@ -4,9 +4,10 @@
 """
 
 from tokenmix.ops import reference
-from tokenmix.ops.attend import attend
+from tokenmix.ops.attend import attend, attend_packed
 from tokenmix.ops.cross_entropy import linear_cross_entropy
 from tokenmix.ops.epilogue import Compose, Epilogue, Gate
+from tokenmix.ops.geglu import geglu
 from tokenmix.ops.persist import persist
 from tokenmix.ops.toeplitz import persist_toeplitz, toeplitz
 
@@ -15,6 +16,8 @@ __all__ = [
     "Epilogue",
     "Gate",
     "attend",
+    "attend_packed",
+    "geglu",
     "linear_cross_entropy",
     "persist",
     "persist_toeplitz",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from tokenmix.devices import transformed
+from tokenmix.devices import product_dtype, transformed
 from tokenmix.ops.chunked import MASKED, chunked, future, per_key, rows
 from tokenmix.ops.dropout import kept, new_seed
 from tokenmix.ops.kernels import usable
@@ -70,11 +70,14 @@ def attend(
         mask = mask.bool()
     batch, heads, keys, _ = v.shape
     queries = _queries(q, bias, tile)
-    if _fits_kernel(q, k, v, bias, key_bias, tile, mask):
+    if _fits_kernel(q, k, v, bias, key_bias, tile, mask, bare=lengths is None and not dropout):
         from tokenmix.ops.kernels.attend import fused_attend
 
         assert q is not None
         assert k is not None
+        bare = key_bias is None and lengths is None and not dropout and (mask is None or mask.dim() == 2)
+        if bare and _gains_by_spreading(q, k, v):
+            q, k = (_spread(t, v) for t in (q, k))
         return fused_attend(
             q, k, v, bias=bias, key_bias=key_bias, mask=mask, lengths=lengths, causal=causal, dropout=dropout
         )
@@ -97,6 +100,43 @@ def attend(
             sees = visibility(mask, causal, queries, keys, mask.device).any(-1)  # type: ignore[union-attr]
         out = out * sees.unsqueeze(-1).to(out.dtype)
     return out
+
+
+def attend_packed(
+    packed: Tensor,
+    q: Tensor | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    *,
+    lengths: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """`attend` where one projection made queries, keys and values: on the way back it gets its gradient in one piece.
+
+    Args:
+        packed: queries, keys and values [batch, length, 3, heads, width]; beside q, keys and values [batch, keys, 2, heads,
+            width].
+        q: [batch, heads, queries, width]
+
+    The rest is as in :func:`attend`.
+
+    >>> attend_packed(torch.randn(2, 10, 3, 4, 16), bias=torch.randn(4, 10, 10)).shape
+    torch.Size([2, 4, 10, 16])
+    """
+    parts = 3 if q is None else 2
+    if packed.dim() != 5 or packed.shape[2] != parts:
+        raise ValueError(f"packed must be [batch, length, {parts}, heads, width]; got {list(packed.shape)}")
+    *first, k, v = (t.transpose(1, 2) for t in packed.unbind(2))
+    asking = first[0] if q is None else q
+    shared = asking.shape[0] != v.shape[0]
+    bare = lengths is None and not dropout
+    if not v.shape[0] or shared or not _fits_kernel(asking, k, v, bias, None, None, mask, bare):
+        return attend(asking, k, v, bias, mask, causal, lengths=lengths, dropout=dropout)
+    _check(asking, k, v, bias, None, None)
+    from tokenmix.ops.kernels.attend_packed import fused_packed
+
+    return fused_packed(q, packed, bias, mask, lengths, causal, dropout)
 
 
 def _check(
@@ -147,13 +187,54 @@ def _fits_kernel(
     key_bias: Tensor | None,
     tile: tuple[Tensor, Tensor] | None,
     mask: Tensor | None,
+    bare: bool = False,
 ) -> bool:
-    """Is our own kernel the fastest way? Where there is nothing but q, k and v, PyTorch's is."""
+    """Is our own kernel the fastest way? Where there is nothing but q, k and v, PyTorch's mostly is.
+
+    bare: there are neither lengths nor dropout.
+    """
     if q is None or k is None or tile is not None or (bias is not None and bias.dim() != 3):
         return False
     plain = bias is None and key_bias is None and mask is None
     few = q.shape[-2] < 16 or max(q.shape[-1], v.shape[-1]) > 128  # decoding steps; tiles that would not fit
-    return not plain and not few and usable(v)
+    return not few and usable(v) and (not plain or (bare and _crosses(q, k, v)))
+
+
+def _crosses(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Is it a training step's attention from fewer queries to more keys, in what the kernels for Hopper GPUs take?"""
+    training = (q.requires_grad or k.requires_grad or v.requires_grad) and v.dtype != torch.float32
+    alike = q.dtype == k.dtype == v.dtype and q.shape[0] == k.shape[0] == v.shape[0] and q.shape[-1] == v.shape[-1]
+    side_by_side = all(t.stride(-1) == 1 and (t.stride(1) == 64 or t.shape[1] == 1) for t in (q, k, v))
+    return training and alike and side_by_side and crossing(v, q.shape[-2], v.shape[-2], v.shape[-1])
+
+
+def crossing(x: Tensor, queries: int, keys: int, width: int) -> bool:
+    """Is attention of so many queries and keys, in heads of this width, for the kernels for Hopper GPUs even without bias
+    and mask? That is so for fewer queries than keys in a training step."""
+    sizes = 16 <= queries < keys <= 512 and width == 64
+    narrow = product_dtype(x) in (torch.bfloat16, torch.float16)
+    return sizes and narrow and x.is_cuda and torch.is_grad_enabled() and _hopper()
+
+
+def _gains_by_spreading(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Is it worth a copy for each example of what the batch shares, for the kernels for Hopper GPUs want one?"""
+    shared = (q.shape[0] == 1) != (k.shape[0] == 1) and v.shape[0] > 1
+    sizes = q.shape[-1] == v.shape[-1] == 64 and v.shape[-2] <= 512
+    return shared and sizes and v.is_cuda and v.dtype in (torch.bfloat16, torch.float16) and _hopper()
+
+
+def _spread(t: Tensor, v: Tensor) -> Tensor:
+    """t for every example of v, the heads of a position side by side in memory; its gradient is summed."""
+    if t.shape[0] == v.shape[0]:
+        return t
+    return t.to(v.dtype).transpose(1, 2).expand(v.shape[0], -1, -1, -1).contiguous().transpose(1, 2)
+
+
+@torch.compiler.assume_constant_result
+def _hopper() -> bool:
+    from tokenmix.ops.kernels.tune import gluon
+
+    return gluon()
 
 
 def _queries(q: Tensor | None, bias: Tensor | None, tile: tuple[Tensor, Tensor] | None) -> int:

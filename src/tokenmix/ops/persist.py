@@ -96,12 +96,15 @@ def _on_kernels(
 ) -> Tensor:
     """The same on fused kernels: x is read once, the result written once, and the epilogue happens in between."""
     from tokenmix.ops.kernels.persist import fused_persist
+    from tokenmix.ops.kernels.weights import WIDEST
 
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
     queries, keys = w.shape[1:]
     mask = mask if mask is None or mask.dtype == torch.bool else mask.bool()
     logits, w, row = w, w.float(), None
+    if softmax and mask is None and not dropout and keys <= WIDEST:
+        return fused_persist(w, x, softmax=True, causal=causal, epilogue=epilogue)
     triangle = torch.ones(queries, keys, dtype=torch.bool, device=w.device).tril() if causal else None
     if not softmax:
         w = w if triangle is None else w * triangle

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy, gelu, linear
 
 from tokenmix.ops.epilogue import Compose, Epilogue, Gate
 
@@ -135,6 +135,12 @@ def toeplitz(w: Tensor, length: int) -> Tensor:
     n = (w.shape[-1] + 1) // 2
     i = torch.arange(length, device=w.device)
     return w[..., n - 1 + i[None, :] - i[:, None]]
+
+
+def geglu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
+    """(gelu(x W₁ᵀ) ⊙ x W₂ᵀ) W₃ᵀ, gelu in its tanh form.        GLU variants, Eq. 6, as T5.1.1 has it"""
+    a, b = linear(_up(x), _up(w1)), linear(_up(x), _up(w2))
+    return linear(gelu(a, approximate="tanh") * b, _up(w3)).to(x.dtype)
 
 
 def linear_cross_entropy(

@@ -2,7 +2,8 @@
 
 `torch.ops.tokenmix.attend(q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout)` gives the output and the
 logarithm of each row's sum. q and k may have a batch of 1 (learned, shared), their width may differ from v's. Outputs and
-gradients lie in memory as [batch, length, heads, width], so that projections before and after need no copies.
+gradients lie in memory as [batch, length, heads, width], so that projections before and after need no copies. On Hopper GPUs
+the common case, heads of 64 and up to 512 keys, has kernels of its own in the three `attention_…hopper` modules.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from tokenmix.ops.dropout import new_seed
 from tokenmix.ops.kernels import INTERPRETING, attention
 from tokenmix.ops.kernels.mix import describe, tma_ready
-from tokenmix.ops.kernels.tune import Config, choose, precision
+from tokenmix.ops.kernels.tune import Config, choose, gluon, precision
 from tokenmix.ops.once import once
 
 WORKSPACE = 1 << 30  # bytes of dS that exist at once on the way back
@@ -26,6 +27,7 @@ def _config(BI: int, BJ: int, warps: int, stages: int) -> Config:
     return {"BI": BI, "BJ": BJ, "num_warps": warps, "num_stages": stages}
 
 
+HOPPER: Config = {"gluon": True}  #: the kernels written in Gluon
 FORWARD = [_config(128, 64, 8, 3), _config(64, 64, 4, 3), _config(128, 64, 8, 4), _config(128, 32, 8, 4)]
 KEYS = [_config(32, 64, 4, 3), _config(64, 64, 4, 2), _config(32, 64, 4, 4), _config(32, 128, 8, 3)]
 QUERIES = [_config(128, 64, 4, 3), _config(64, 64, 4, 3), _config(128, 64, 8, 4), _config(128, 128, 8, 2)]
@@ -33,11 +35,12 @@ SINGLE = [_config(32, 32, 4, 2), _config(64, 32, 4, 2)]
 SMALL = [_config(16, 16, 1, 1)]
 
 
-def _pick(configs: list[Config], t: Tensor, queries: int) -> list[Config]:
+def _pick(configs: list[Config], t: Tensor, queries: int, hopper: bool) -> list[Config]:
     """Candidates, the likeliest first: the best for 512 queries, or one of small blocks where there are fewer."""
     if INTERPRETING or t.dtype == torch.float32:
         return SMALL if INTERPRETING else SINGLE
-    return configs if queries > 256 else sorted(configs, key=lambda c: c["BI"])
+    blocks = configs if queries > 256 else sorted(configs, key=lambda c: c["BI"])
+    return [HOPPER, *blocks] if hopper else blocks
 
 
 def _terms(
@@ -94,8 +97,16 @@ def attend_op(
     mask_, mask_strides, mask_kind = _mask_of(mask, v)
     key_ = key_bias.contiguous() if key_bias is not None else v
     tma = bias is not None and tma_ready(bias)
+    hopper = gluon() and key_bias is None and lengths is None and seed is None
+    if hopper:
+        from tokenmix.ops.kernels.attention_forward_hopper import fits_forward_hopper, launch_forward_hopper
 
-    def launch(c: Config) -> None:
+        hopper = fits_forward_hopper(q, k, v, bias, mask, out, lse)
+
+    def launch(c: Config) -> tuple[Tensor, ...]:
+        if c == HOPPER:
+            launch_forward_hopper(q, k, v, bias, mask, out, lse, causal)
+            return (out,)
         bias_ = v if bias is None else describe(bias, c["BI"], c["BJ"]) if tma else bias
         attention.attention_forward[(triton.cdiv(queries, c["BI"]), batch * heads)](
             q, k, v, bias_, key_, mask_, *(v if t is None else t for t in (lengths, seed)), dropout, out, lse,
@@ -106,10 +117,11 @@ def attend_op(
             EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0, DQ=_power(width), DV=_power(value_width),
             TMA=tma, STAGES=c["num_stages"], **c,
         )  # fmt: skip
+        return (out,)
 
     terms = _terms(bias, key_bias, mask_kind, lengths, seed, causal)
     key = (v.dtype, batch, heads, queries, keys, width, value_width, *terms)
-    launch(choose("attend", key, _pick(FORWARD, v, queries), launch))
+    launch(choose("attend", key, _pick(FORWARD, v, queries, hopper), launch))
     return out, lse
 
 
@@ -138,6 +150,19 @@ def attend_backward(
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, bias, key_bias; the last two empty where `needs` says that nobody asks."""
+    dq, dk = (_rows_first(t, (v.shape[0], *t.shape[1:])) for t in (q, k))
+    dv = _rows_first(v)
+    given = (q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout)
+    dbias, dkey = gradients(g, *given, out, lse, needs, dq, dk, dv)
+    return _shared(dq, q), _shared(dk, k), dv, dbias, dkey
+
+
+def gradients(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_bias: Tensor | None, mask: Tensor | None,
+    lengths: Tensor | None, seed: Tensor | None, causal: bool, dropout: float, out: Tensor, lse: Tensor,
+    needs: list[bool], dq: Tensor, dk: Tensor, dv: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Fill dq, dk and dv [batch, heads, length, width]; the gradients of bias and key_bias, empty where not needed."""
     g, q, k, v = map(_dense, (g, q, k, v))
     batch, heads, keys, value_width = v.shape
     queries = q.shape[2]
@@ -146,11 +171,9 @@ def attend_backward(
     attention.attention_delta[(triton.cdiv(queries, 64), batch * heads)](
         out, g, delta, *_strides(out), *_strides(g), heads, queries, value_width, BI=64, DV=_power(value_width)
     )
-    dq, dk = (_rows_first(t, (batch, *t.shape[1:])) for t in (q, k))
-    dv = _rows_first(v)
     examples = max(1, min(batch, WORKSPACE // (heads * queries * keys * v.element_size())))
-    ds = v.new_empty(examples, heads, keys, queries)
-    turned = None if bias is None else bias.transpose(1, 2).contiguous()
+    ds = _apart(v, (examples, heads, keys, queries))
+    turned = None if bias is None else _apart(bias, (heads, keys, queries)).copy_(bias.transpose(1, 2))
     sums = None
     for first in range(0, batch, examples):
         count = min(examples, batch - first)
@@ -164,7 +187,13 @@ def attend_backward(
         dbias = sums.transpose(1, 2).to(bias.dtype).contiguous()
     if need_key_bias and key_bias is not None and sums is not None:
         dkey = sums.sum(2).to(key_bias.dtype)
-    return _shared(dq, q), _shared(dk, k), dv, dbias, dkey
+    return dbias, dkey
+
+
+def _apart(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """An empty tensor whose rows lie a multiple of 8 numbers apart, as the bulk copy engine wants 16-bit types."""
+    *outer, length = shape
+    return like.new_empty(*outer, triton.cdiv(length, 8) * 8)[..., :length]
 
 
 def _shared(grad: Tensor, t: Tensor) -> Tensor:
@@ -186,23 +215,33 @@ def _keys_pass(
     flat = ds.flatten(0, 1)
 
     tma = tma_ready(flat) and (bias is None or tma_ready(bias))
+    hopper = gluon()
+    if hopper:
+        from tokenmix.ops.kernels.attention_hopper import fits_keys_hopper, launch_keys_hopper
 
-    def launch(c: Config) -> None:
+        hopper = fits_keys_hopper(q, k, v, bias, key_bias, mask, lengths, seed, g)
+    filled = (dk[first : first + count], dv[first : first + count], ds[:count])
+
+    def launch(c: Config) -> tuple[Tensor, ...]:
+        if c == HOPPER:
+            launch_keys_hopper(q, k, v, bias, mask, causal, g, lse, delta, dk, dv, ds, first, count)
+            return filled
         bias_ = v if bias is None else describe(bias, c["BJ"], c["BI"]) if tma else bias
         attention.attention_backward_keys[(triton.cdiv(keys, c["BJ"]), count * heads)](
             q, k, v, bias_, key_, mask_, *(v if t is None else t for t in (lengths, seed)), dropout, g, lse, delta, dk, dv,
             describe(flat, c["BJ"], c["BI"]) if tma else ds,
             *_strides(q), *_strides(k), *_strides(v), *(bias.stride() if bias is not None else (0, 0, 0)),
-            *mask_strides, *_strides(g), *_strides(dk), *_strides(dv), first, heads, queries, keys, width, value_width,
-            BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal,
+            *mask_strides, *_strides(g), *_strides(dk), *_strides(dv), ds.stride(2), first, heads, queries, keys, width,
+            value_width, BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal,
             LENGTHS=lengths is not None, DROPS=seed is not None, PRECISION=precision(v.dtype),
             EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0, DQ=_power(width), DV=_power(value_width),
             TMA=tma, STAGES=c["num_stages"], **c,
         )  # fmt: skip
+        return filled
 
     terms = _terms(bias, key_bias, mask_kind, lengths, seed, causal)
     key = (v.dtype, count, heads, queries, keys, width, value_width, *terms)
-    launch(choose("attend_keys", key, _pick(KEYS, v, queries), launch))
+    launch(choose("attend_keys", key, _pick(KEYS, v, queries, hopper), launch))
 
 
 def _queries_pass(
@@ -211,17 +250,24 @@ def _queries_pass(
     """Fills dq of `count` examples; returns Σ dSᵀ over them, [heads, keys, queries] in float32, if `wanted`."""
     heads, keys, width = k.shape[1:]
     queries = dq.shape[2]
+    hopper = gluon() and lengths is None
+    if hopper:
+        from tokenmix.ops.kernels.attention_queries_hopper import fits_queries_hopper, launch_queries_hopper
 
-    def launch(c: Config) -> None:
+        hopper = fits_queries_hopper(ds, k, dq)
+
+    def launch(c: Config) -> tuple[Tensor, Tensor | None]:
+        if c == HOPPER:
+            return dq[first : first + count], launch_queries_hopper(ds, k, dq, first, count, wanted)
         attention.attention_backward_queries[(triton.cdiv(queries, c["BI"]), heads * count)](
-            ds, k, dq, k if lengths is None else lengths, *_strides(k), *_strides(dq), first, heads, queries, keys, width,
-            CAUSAL=causal, LENGTHS=lengths is not None, PRECISION=precision(ds.dtype), EVEN_I=queries % c["BI"] == 0,
-            EVEN_J=keys % c["BJ"] == 0, DQ=_power(width), **c,
+            ds, k, dq, k if lengths is None else lengths, ds.stride(2), *_strides(k), *_strides(dq), first, heads, queries,
+            keys, width, CAUSAL=causal, LENGTHS=lengths is not None, PRECISION=precision(ds.dtype),
+            EVEN_I=queries % c["BI"] == 0, EVEN_J=keys % c["BJ"] == 0, DQ=_power(width), **c,
         )  # fmt: skip
+        return dq[first : first + count], ds[:count].sum(0, dtype=torch.float32) if wanted else None
 
-    key = (ds.dtype, count, heads, queries, keys, width, *(() if lengths is None else ("lengths",)))
-    launch(choose("attend_queries", key, _pick(QUERIES, ds, queries), launch))
-    return ds[:count].sum(0, dtype=torch.float32) if wanted else None
+    key = (ds.dtype, count, heads, queries, keys, width, causal, wanted, *(() if lengths is None else ("lengths",)))
+    return launch(choose("attend_queries", key, _pick(QUERIES, ds, queries, hopper), launch))[1]
 
 
 @attend_backward.register_fake

@@ -154,14 +154,14 @@ def attention_delta(
 def attention_backward_keys(
     q, k, v, bias, key_bias, mask, lengths, seed, dropout, do, lse, delta, dk, dv, ds,
     sqb, sqh, sqi, skb, skh, skj, svb, svh, svj, sbh, sbj, sbi, smb, smi, smj, sgb, sgh, sgi,
-    sdkb, sdkh, sdkj, sdvb, sdvh, sdvj, b_first, heads, queries, keys, width: tl.constexpr, value_width: tl.constexpr,
+    sdkb, sdkh, sdkj, sdvb, sdvh, sdvj, pitch, b_first, heads, queries, keys, width: tl.constexpr, value_width: tl.constexpr,
     BIAS: tl.constexpr, KEY_BIAS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, LENGTHS: tl.constexpr,
     DROPS: tl.constexpr, PRECISION: tl.constexpr, EVEN_I: tl.constexpr, EVEN_J: tl.constexpr, DQ: tl.constexpr,
     DV: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BJ keys of one head of one example; its dSᵀ goes to ds [examples, heads, keys, queries].
 
-    `bias` is transposed, [heads, keys, queries].
+    `bias` is transposed, [heads, keys, queries]. Rows of ds lie `pitch` numbers apart.
     """
     j = tl.program_id(0) * BJ + tl.arange(0, BJ)
     head = tl.program_id(1) % heads
@@ -216,7 +216,7 @@ def attention_backward_keys(
         if TMA:
             ds.store([tl.program_id(1), tl.program_id(0) * BJ, i0], dst.reshape((1, BJ, BI)))
         else:
-            at = ds + (ds_row + tl.arange(0, BJ))[:, None] * queries + i[None, :]
+            at = ds + (ds_row + tl.arange(0, BJ))[:, None] * pitch + i[None, :]
             tl.store(at, dst, mask=(i < queries)[None, :] & (j < keys)[:, None])
     at_k = dk + b * sdkb + head * sdkh + j[:, None] * sdkj + d_q[None, :]
     tl.store(at_k, acc_k.to(dk.dtype.element_ty), mask=(j < keys)[:, None] & (d_q < width)[None, :])
@@ -226,7 +226,7 @@ def attention_backward_keys(
 
 @triton.jit
 def attention_backward_queries(
-    ds, k, dq, lengths, skb, skh, skj, sdqb, sdqh, sdqi, b_first, heads, queries, keys, width: tl.constexpr,
+    ds, k, dq, lengths, pitch, skb, skh, skj, sdqb, sdqh, sdqi, b_first, heads, queries, keys, width: tl.constexpr,
     CAUSAL: tl.constexpr, LENGTHS: tl.constexpr, PRECISION: tl.constexpr, EVEN_I: tl.constexpr, EVEN_J: tl.constexpr,
     DQ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
@@ -236,7 +236,7 @@ def attention_backward_queries(
     local = (tl.program_id(1) // heads).to(tl.int64)
     b = b_first + local
     d, jj = tl.arange(0, DQ), tl.arange(0, BJ)
-    columns = ds + (local * heads + head) * keys * queries + i[None, :]
+    columns = ds + (local * heads + head) * keys * pitch + i[None, :]
     k += b * skb + head * skh + d[None, :]
     acc = tl.zeros((BI, DQ), tl.float32)
     last = tl.minimum(keys, (tl.program_id(0) + 1) * BI) if CAUSAL else keys
@@ -245,9 +245,9 @@ def attention_backward_queries(
     for j0 in tl.range(0, last, BJ):
         j = j0 + jj
         if EVEN_I and EVEN_J:
-            t = tl.load(columns + j[:, None] * queries)
+            t = tl.load(columns + j[:, None] * pitch)
         else:
-            t = tl.load(columns + j[:, None] * queries, mask=(j < keys)[:, None] & (i < queries)[None, :], other=0.0)
+            t = tl.load(columns + j[:, None] * pitch, mask=(j < keys)[:, None] & (i < queries)[None, :], other=0.0)
         kt = _rows(k + j[:, None] * skj, j, d, keys, width, EVEN_J, width == DQ)
         acc = tl.dot(tl.trans(t), kt, acc, input_precision=PRECISION)
     at = dq + b * sdqb + head * sdqh + i[:, None] * sdqi + d[None, :]

@@ -3,9 +3,11 @@
     y = epilogue(W·x)        W [queries, keys], x [batch, keys, channels]; the modes are those of `mix`
 
 A program keeps 128 rows of W in registers and walks over blocks of BN columns, so only x passes through shared memory.
-Two groups of four warps multiply 64 rows each; the second starts a block when the first is half through it, so that the
+Its blocks of keys come in an order that ends with the program's own rows, which Remixer's epilogue then finds there. Two
+groups of four warps multiply 64 rows each; the second starts a block when the first is half through it, so that the
 epilogue of one runs beside the products of the other. One warp fetches x; one per group fetches the operands of the
-epilogue and writes the results, which replace them in shared memory.
+epilogue and writes the results, which replace them in shared memory. Gradients start with the last columns: what `outer`
+wrote last is still in the L2 cache.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -34,25 +36,43 @@ COLUMNS = 128
 
 
 @gluon.jit
-def _fetch(x, ring, full, empty, first, stop, step, chunks, keys, BLOCKS: gl.constexpr, BN: gl.constexpr):
+def _key(k, turn, BLOCKS: gl.constexpr):
+    """The first key of the block at place k of the ring."""
+    return (k + turn) % BLOCKS * KEYS
+
+
+@gluon.jit
+def _tile(nth, tiles, MODE: gl.constexpr):
+    """The block of columns that comes in nth place."""
+    if MODE == "compose_grad" or MODE == "gate_grad":
+        return tiles - 1 - nth
+    else:
+        return nth
+
+
+@gluon.jit
+def _fetch(x, ring, full, empty, first, stop, step, chunks, keys, turn, MODE: gl.constexpr, BLOCKS: gl.constexpr,
+           BN: gl.constexpr):  # fmt: skip
     """Blocks [KEYS, BN] of x, each into its place in the ring as soon as both groups are done with the one before."""
     phase = 0
-    for tile in range(first, stop, step):
+    for nth in range(first, stop, step):
+        tile = _tile(nth, stop, MODE)
         for k in gl.static_range(BLOCKS):
             mbarrier.wait(empty.index(k), phase ^ 1)
             mbarrier.expect(full.index(k), KEYS * BN * 2)
-            at = [tile // chunks * keys + k * KEYS, tile % chunks * BN]
+            at = [tile // chunks * keys + _key(k, turn, BLOCKS), tile % chunks * BN]
             tma.async_copy_global_to_shared(x, at, full.index(k), ring.index(k))
         phase ^= 1
 
 
 @gluon.jit
 def _carry(y, extra, own, other, y_s, extra_s, ready, done, first, stop, step, chunks, queries, row,
-           LOADS: gl.constexpr, STORES: gl.constexpr, BN: gl.constexpr):  # fmt: skip
+           MODE: gl.constexpr, LOADS: gl.constexpr, STORES: gl.constexpr, BN: gl.constexpr):  # fmt: skip
     """One group's operands of the epilogue into shared memory, its results out of it."""
     phase = 0
     PART: gl.constexpr = BN // 2
-    for tile in range(first, stop, step):
+    for nth in range(first, stop, step):
+        tile = _tile(nth, stop, MODE)
         i = tile // chunks * queries + row
         c = tile % chunks * BN
         mbarrier.expect(ready, LOADS * ROWS * BN * 2)
@@ -71,11 +91,11 @@ def _carry(y, extra, own, other, y_s, extra_s, ready, done, first, stop, step, c
 
 
 @gluon.jit
-def _finish(s, y_s, extra_s, b, alpha, MODE: gl.constexpr, SAVE: gl.constexpr):
+def _finish(s, own_s, y_s, extra_s, b, alpha, MODE: gl.constexpr, SAVE: gl.constexpr):
     """The epilogue of some columns; see `mix`. y replaces its own operand, what is kept the other."""
     out = s
     if MODE == "compose":
-        t = y_s.load(s.type.layout).to(gl.float32)
+        t = own_s.load(s.type.layout).to(gl.float32)
         out = alpha * (s * t) + (1 - alpha) * (t - s)
     elif MODE == "compose_grad":
         t = y_s.load(s.type.layout).to(gl.float32)
@@ -92,8 +112,8 @@ def _finish(s, y_s, extra_s, b, alpha, MODE: gl.constexpr, SAVE: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(w, bias, ring, full, empty, y_s, extra_s, ready, done, half, first, stop, step, keys, row, alpha,
-              GROUP: gl.constexpr, MODE: gl.constexpr, HAS_BIAS: gl.constexpr, SAVE: gl.constexpr,
+def _multiply(w, bias, ring, full, empty, y_s, extra_s, ready, done, half, first, stop, step, keys, row, turn,
+              alpha, GROUP: gl.constexpr, MODE: gl.constexpr, HAS_BIAS: gl.constexpr, SAVE: gl.constexpr,
               BLOCKS: gl.constexpr, BN: gl.constexpr):  # fmt: skip
     """s = W·x for one group's rows of W and all the program's columns."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
@@ -102,13 +122,15 @@ def _multiply(w, bias, ring, full, empty, y_s, extra_s, ready, done, half, first
     i = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, left))
     j = gl.arange(0, KEYS, layout=gl.SliceLayout(0, left))
     at = w + i[:, None] * keys + j[None, :]
-    ws = (gl.load(at),)
+    ws = (gl.load(at + _key(0, turn, BLOCKS)),)
     for k in gl.static_range(1, BLOCKS):
-        ws += (gl.load(at + k * KEYS),)  # type: ignore[assignment]
+        ws += (gl.load(at + _key(k, turn, BLOCKS)),)  # type: ignore[assignment]
     if HAS_BIAS:
         b = gl.load(bias + row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, part))).to(gl.float32)[:, None]
     else:
         b = 0.0
+    PART: gl.constexpr = BN // 2
+    OWN: gl.constexpr = BLOCKS - 2 + GROUP if MODE == "compose" else -1  # where this group's rows of x are
     phase = 0
     for _ in range(first, stop, step):
         if GROUP == 1:
@@ -119,20 +141,29 @@ def _multiply(w, bias, ring, full, empty, y_s, extra_s, ready, done, half, first
             acc = warpgroup_mma(ws[k], ring.index(k), acc, use_acc=k > 0, is_async=True)
             if k > 0:
                 acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-                mbarrier.arrive(empty.index(k - 1), count=1)
+                if k - 1 != OWN:
+                    mbarrier.arrive(empty.index(k - 1), count=1)
             if GROUP == 0 and k == BLOCKS // 2:
                 mbarrier.arrive(half, count=1)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        mbarrier.arrive(empty.index(BLOCKS - 1), count=1)
+        if OWN != BLOCKS - 1:
+            mbarrier.arrive(empty.index(BLOCKS - 1), count=1)
         mbarrier.wait(ready, phase)
         # in halves, which take fewer registers
-        s0, s1 = gl.split(gl.permute(gl.reshape(acc, (ROWS, 2, BN // 2)), (0, 2, 1)))
+        s0, s1 = gl.split(gl.permute(gl.reshape(acc, (ROWS, 2, PART)), (0, 2, 1)))
         s0 = gl.convert_layout(s0, part, assert_trivial=True)
         s1 = gl.convert_layout(s1, part, assert_trivial=True)
-        _finish(s0, y_s.index(0), extra_s.index(0), b, alpha, MODE, SAVE)
-        _finish(s1, y_s.index(1), extra_s.index(1), b, alpha, MODE, SAVE)
+        if MODE == "compose":
+            own = ring.index(OWN)
+            _finish(s0, own.slice(0, PART, 1), y_s.index(0), extra_s.index(0), b, alpha, MODE, SAVE)
+            _finish(s1, own.slice(PART, PART, 1), y_s.index(1), extra_s.index(1), b, alpha, MODE, SAVE)
+        else:
+            _finish(s0, y_s.index(0), y_s.index(0), extra_s.index(0), b, alpha, MODE, SAVE)
+            _finish(s1, y_s.index(1), y_s.index(1), extra_s.index(1), b, alpha, MODE, SAVE)
         fence_async_shared()
         mbarrier.arrive(done, count=1)
+        if MODE == "compose":
+            mbarrier.arrive(empty.index(OWN), count=1)
         phase ^= 1
 
 
@@ -142,7 +173,7 @@ def _mix_hopper(
     MODE: gl.constexpr, HAS_BIAS: gl.constexpr, SAVE: gl.constexpr, BLOCKS: gl.constexpr,
     BN: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    LOADS: gl.constexpr = 0 if MODE == "plain" else 1 if MODE == "compose" or MODE == "gate" else 2
+    LOADS: gl.constexpr = 0 if MODE == "plain" or MODE == "compose" else 1 if MODE == "gate" else 2
     STORES: gl.constexpr = 2 if SAVE else 1
     ring = gl.allocate_shared_memory(x.dtype, [BLOCKS, KEYS, BN], x.layout)
     y0 = gl.allocate_shared_memory(x.dtype, [2, ROWS, BN // 2], y.layout)
@@ -161,19 +192,20 @@ def _mix_hopper(
     half = signals.index(4)
     row_tiles = queries // (2 * ROWS)
     row = gl.program_id(0) % row_tiles * 2 * ROWS
+    turn = row // KEYS + 2 if MODE == "compose" else 0
     first = gl.program_id(0) // row_tiles
     step = gl.num_programs(0) // row_tiles
     gl.warp_specialize(
         [
             (_multiply, (w, bias, ring, full, empty, y0, extra0, ready0, done0, half, first, tiles, step, keys, row,
-                         alpha, 0, MODE, HAS_BIAS, SAVE, BLOCKS, BN)),
+                         turn, alpha, 0, MODE, HAS_BIAS, SAVE, BLOCKS, BN)),
             (_multiply, (w, bias, ring, full, empty, y1, extra1, ready1, done1, half, first, tiles, step, keys,
-                         row + ROWS, alpha, 1, MODE, HAS_BIAS, SAVE, BLOCKS, BN)),
-            (_fetch, (x, ring, full, empty, first, tiles, step, chunks, keys, BLOCKS, BN)),
+                         row + ROWS, turn, alpha, 1, MODE, HAS_BIAS, SAVE, BLOCKS, BN)),
+            (_fetch, (x, ring, full, empty, first, tiles, step, chunks, keys, turn, MODE, BLOCKS, BN)),
             (_carry, (y, extra, own, other, y0, extra0, ready0, done0, first, tiles, step, chunks, queries, row,
-                      LOADS, STORES, BN)),
+                      MODE, LOADS, STORES, BN)),
             (_carry, (y, extra, own, other, y1, extra1, ready1, done1, first, tiles, step, chunks, queries, row + ROWS,
-                      LOADS, STORES, BN)),
+                      MODE, LOADS, STORES, BN)),
         ],
         [4, 1, 1, 1],
         [240, 24, 24, 24],

@@ -7,6 +7,7 @@
 ds is made from g on the way into the product and written out once, for dx = Wᵀ·ds (and as the gradient of a gate's
 addend). The sum over (batch, channels) is split into parts that a second sum adds up: no atomics, the same bits always.
 The parts take the steps of the sum in turns, so that together they read whole rows at a time, or each a run of its own.
+Σ ds, a bias's gradient, is taken on the way where ds is made; where ds is g itself, in a pass of its own.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -56,6 +57,9 @@ def _outer(
         apart = 1
         count = steps * (part + 1) // splits - first
     acc = tl.zeros((BM, BN), tl.float32)
+    tl.static_assert(
+        WRITE or not TOTAL
+    )  # a tile for a product and a sum at once is overtaken by the copies (Triton 3.6)
     if TOTAL:
         sums = tl.zeros((BM,), tl.float32)
     live = column_tiles  # column tiles of this row that are computed; each ds is written by one of them
@@ -156,9 +160,12 @@ def _splits(tiles: int, waves: int, steps: int) -> int:
 def outer(
     g: Tensor, x: Tensor, heads: int, *, mode: str = "plain", own: Tensor | None = None, alpha: Tensor | None = None,
     alpha_value: float = 0.0, row: Tensor | None = None, mask: Tensor | None = None, causal: bool = False,
-    total: bool = False, configs: list[Config] | None = None,
+    total: bool = False, whole: bool = True, configs: list[Config] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """dW [heads, queries, keys] in float32, ds [batch, queries, channels], and Σ_{b, c} ds [queries] if `total`."""
+    """dW [heads, queries, keys] in float32, ds [batch, queries, channels], and Σ_{b, c} ds [queries] if `total`.
+
+    Not `whole`: the parts of dW [parts, heads, queries, keys], not yet added up; rows may lie apart.
+    """
     batch, queries, channels = g.shape
     keys, width = x.shape[1], channels // heads
     write = mode != "plain" or row is not None
@@ -168,40 +175,48 @@ def outer(
     a = alpha if alpha is not None else g
     alpha_strides = (0, 0, a.stride(0)) if a.dim() == 1 else a.stride()
 
+    def finished(dw: Tensor, sums: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        if total:
+            sums = ds.sum((0, 2), dtype=torch.float32) if sums is None else sums.sum((0, 1))
+        return dw, written, sums
+
     def launch(config: Config) -> tuple[Tensor, Tensor | None, Tensor | None]:
         block = dict(config)
-        waves, by_hand, tma, inside = block.pop("waves"), block.pop("gluon"), block["TMA"], not block.pop("after")
+        waves, by_hand, after, tma = block.pop("waves"), block.pop("gluon"), block.pop("after"), block["TMA"]
+        inside = total and write and not after
         bm, bn, bk = block["BM"], block["BN"], block["BK"]
         tiles = heads * triton.cdiv(queries, bm) * triton.cdiv(keys, bn)
         splits = _splits(tiles, waves, batch * triton.cdiv(width, bk))
         across = triton.cdiv(keys, 16) * 16 if by_hand else keys  # rows that start where wide stores can
         dw = g.new_empty(splits, heads, queries, across, dtype=torch.float32)[..., :keys]
-        sums = g.new_empty(splits, heads, queries, dtype=torch.float32) if total and inside else None
+        sums = g.new_empty(splits, heads, queries, dtype=torch.float32) if inside else None
         if by_hand:
             from tokenmix.ops.kernels.outer_hopper import launch_outer_hopper
 
             launch_outer_hopper(g, own_, x, ds, dw, sums, mode=mode, alpha=alpha_value, turns=block["TURNS"])
-            return _added(dw), written, None if sums is None else sums.sum((0, 1))
+            return finished(dw, sums)
         _outer[(tiles * splits,)](
             describe(g, bm, bk) if tma else g, describe(own_, bm, bk) if tma else own_,
             describe(x, bn, bk) if tma else x, dw, describe(ds, bm, bk) if tma else ds,
             sums if sums is not None else dw, a, row_, mask_,
             *g.stride(), *own_.stride(), *x.stride(), ds.stride(0), ds.stride(1), *alpha_strides, *row_.stride(),
             *mask_.stride()[:2], batch, queries, keys, width, heads, splits, alpha_value,
-            MODE=mode, ALPHA=0 if alpha is None else 1 if alpha.dim() == 1 else 2, WRITE=write, TOTAL=total and inside,
+            MODE=mode, ALPHA=0 if alpha is None else 1 if alpha.dim() == 1 else 2, WRITE=write, TOTAL=inside,
             ROW=row is not None, MASK=mask is not None, CAUSAL=causal, EVEN=width % bk == 0,
             PRECISION=precision(x.dtype), **block,
         )  # fmt: skip
-        if total and not inside:
-            return _added(dw), written, ds.sum((0, 2), dtype=torch.float32)
-        return _added(dw), written, None if sums is None else sums.sum((0, 1))
+        return finished(dw, sums)
+
+    def added(config: Config) -> tuple[Tensor | None, ...]:
+        dw, *others = launch(config)
+        return _added(dw), *others
 
     if configs is None:
         simple = heads == 1 and row is None and alpha is None and not causal
         configs = candidates(g, own_, x, heads, mask is not None, simple, total)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None, total)
-    dw, _, sums = launch(choose("outer", key, configs, launch))
-    return dw, ds, sums
+    dw, _, sums = launch(choose("outer", key, configs, added))
+    return _added(dw) if whole else dw, ds, sums
 
 
 def _added(parts: Tensor) -> Tensor:

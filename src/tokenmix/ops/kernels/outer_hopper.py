@@ -1,9 +1,9 @@
 """dW of `outer` for Hopper GPUs, written in Gluon: one warp copies, two groups of four make ds and multiply.
 
 The copy engine knows where an example ends: rows past its last query or key are read as zeros and not written. ds goes
-from the registers it is made in straight into the product, and through shared memory only where it is written out; the
-column tiles of a row share that between them. Remixer's ds needs rows of x that half of the tiles have in shared memory
-as columns, and take from there.
+from the registers it is made in straight into the product, and through shared memory only where it is written out.
+Remixer's ds needs rows of x that one tile of a row has in shared memory as columns, too, and takes from there: it has the
+fewest bytes to fetch, and it writes ds. Else the column tiles of a row share that between them.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -73,8 +73,8 @@ def _make(g_s, own_s, x_s, full, t, wanted, within, alpha, GROUP: gl.constexpr, 
 
 @gluon.jit
 def _sum(g_s, own_s, x_s, ds_s, full, empty, ds, dw, total, first, apart, count, chunks, queries, across, column_tiles,
-         i0, j0, within, part, alpha, GROUP: gl.constexpr, MODE: gl.constexpr, TOTAL: gl.constexpr, SLOTS: gl.constexpr,
-         BN: gl.constexpr, BK: gl.constexpr):  # fmt: skip
+         i0, j0, within, part, alpha, GROUP: gl.constexpr, MODE: gl.constexpr, SAME: gl.constexpr, TOTAL: gl.constexpr,
+         SLOTS: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr):  # fmt: skip
     """Σ ds·xᵀ, and Σ ds if TOTAL, for 64 rows of ds: ds of the next step is made while the product of this one runs."""
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
@@ -87,7 +87,8 @@ def _sum(g_s, own_s, x_s, ds_s, full, empty, ds, dw, total, first, apart, count,
         step = first + t * apart
         acc = warpgroup_mma(a, x_s.index(t % SLOTS).permute((1, 0)), acc, is_async=True)
         if MODE != "plain":
-            mine = t % column_tiles == j0 // BN  # every ds is written by one of the column tiles
+            # every ds is written by one of the column tiles
+            mine = within >= 0 if SAME else t % column_tiles == j0 // BN
             if mine:
                 tma.store_wait(pendings=0)
                 gl.barrier()
@@ -150,9 +151,9 @@ def _outer_hopper(
     gl.warp_specialize(
         [
             (_sum, (g_s, own_s, x_s, ds_s.index(0), full, empty, ds, dw, total, first, apart, count, chunks, queries,
-                    across, column_tiles, i0, j0, within, part, alpha, 0, MODE, TOTAL, SLOTS, BN, BK)),
+                    across, column_tiles, i0, j0, within, part, alpha, 0, MODE, SAME, TOTAL, SLOTS, BN, BK)),
             (_sum, (g_s, own_s, x_s, ds_s.index(1), full, empty, ds, dw, total, first, apart, count, chunks, queries,
-                    across, column_tiles, i0, j0, within, part, alpha, 1, MODE, TOTAL, SLOTS, BN, BK)),
+                    across, column_tiles, i0, j0, within, part, alpha, 1, MODE, SAME, TOTAL, SLOTS, BN, BK)),
             (_fetch, (g, own, x, g_s, own_s, x_s, full, empty, first, apart, count, chunks, i0, j0, within, MODE,
                       SLOTS, BN, BK)),
         ],

@@ -15,6 +15,7 @@ from tokenmix.ops.epilogue import Compose, Epilogue, Gate
 from tokenmix.ops.kernels.mix import mix, prepare
 from tokenmix.ops.kernels.outer import outer
 from tokenmix.ops.kernels.rows import alpha_grad, row_dot
+from tokenmix.ops.kernels.weights import logits_grad, softmax_weights
 from tokenmix.ops.once import once
 
 
@@ -22,6 +23,7 @@ def fused_persist(
     w: Tensor,
     x: Tensor,
     *,
+    softmax: bool = False,
     row: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
@@ -29,7 +31,7 @@ def fused_persist(
 ) -> Tensor:
     """epilogue(r ⊙ (W·(m ⊙ x))): w [heads, queries, keys], x [batch, keys, channels], r [batch, queries, heads].
 
-    `causal` promises that W is 0 right of its diagonal.
+    `softmax`: w are W's logits. `causal`: W is 0 right of its diagonal, which is a promise unless w are logits.
     """
     u: Tensor | None = None
     bias: Tensor | None = None
@@ -48,7 +50,7 @@ def fused_persist(
         addend = None if epilogue.addend is None else epilogue.addend.expand_as(u)
     tensors = (w, x, row, u, bias, addend, alpha)
     keep = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    arguments = (w, x, row, mask, causal, mode, u, bias, addend, alpha, value, keep)
+    arguments = (w, x, row, mask, softmax, causal, mode, u, bias, addend, alpha, value, keep)
     if torch.compiler.is_compiling():
         return torch.ops.tokenmix.persist(*arguments)[0]
     return _Eager.apply(*arguments)
@@ -60,12 +62,20 @@ def _as_alpha(alpha: Tensor, x: Tensor) -> Tensor:
     return alpha.expand(shape)
 
 
+def _prepared(w: Tensor, dtype: torch.dtype, softmax: bool, causal: bool, transpose: bool = False) -> Tensor:
+    """W for `mix`."""
+    if softmax:
+        return softmax_weights(w, dtype, causal=causal, transpose=transpose)
+    return prepare(w, dtype, transpose=transpose)
+
+
 @torch.library.custom_op("tokenmix::persist", mutates_args=())
 def persist_op(
     w: Tensor,
     x: Tensor,
     row: Tensor | None,
     mask: Tensor | None,
+    softmax: bool,
     causal: bool,
     mode: str,
     u: Tensor | None,
@@ -79,7 +89,7 @@ def persist_op(
     y = x.new_empty(x.shape[0], w.shape[1], x.shape[2])
     kept = torch.empty_like(y) if keep and mode != "plain" else x.new_empty(0)
     mix(
-        prepare(w, x.dtype), x, y, keys=w.shape[2], mode=mode, extra=kept if kept.numel() else None,
+        _prepared(w, x.dtype, softmax, causal), x, y, keys=w.shape[2], mode=mode, extra=kept if kept.numel() else None,
         own=x if mode == "compose" else u, other=addend, bias=bias, alpha=alpha, alpha_value=alpha_value, row=row,
         mask=mask, causal=int(causal),
     )  # fmt: skip
@@ -87,7 +97,7 @@ def persist_op(
 
 
 @persist_op.register_fake
-def _(w, x, row, mask, causal, mode, u, bias, addend, alpha, alpha_value, keep):
+def _(w, x, row, mask, softmax, causal, mode, u, bias, addend, alpha, alpha_value, keep):
     y = x.new_empty(x.shape[0], w.shape[1], x.shape[2])
     return y, torch.empty_like(y) if keep and mode != "plain" else x.new_empty(0)
 
@@ -101,6 +111,7 @@ def persist_backward(
     kept: Tensor,
     row: Tensor | None,
     mask: Tensor | None,
+    softmax: bool,
     causal: bool,
     mode: str,
     u: Tensor | None,
@@ -119,9 +130,10 @@ def persist_backward(
     if need_w or mode != "plain" or row is not None:
         raw, ds, sums = outer(
             g, x, heads, mode=mode, own=x if mode == "compose" else u, alpha=alpha, alpha_value=alpha_value, row=row,
-            mask=mask, causal=causal, total=need_bias,
+            mask=mask, causal=causal, total=need_bias, whole=not softmax,
         )  # fmt: skip
-        dw = raw.to(w.dtype) if need_w else dw
+        if need_w:
+            dw = (logits_grad(w, raw, causal=causal) if softmax else raw).to(w.dtype)
     if need_bias and sums is not None and bias is not None:
         dbias = sums.to(bias.dtype)
     if need_addend:
@@ -131,7 +143,7 @@ def persist_backward(
         du = torch.empty_like(dx) if need_u else du
         grad_mode = {"plain": "plain", "compose": "compose_grad", "gate": "gate_grad" if need_u else "plain"}[mode]
         mix(
-            prepare(w, x.dtype, transpose=True), ds, dx, keys=w.shape[1], mode=grad_mode,
+            _prepared(w, x.dtype, softmax, causal, transpose=True), ds, dx, keys=w.shape[1], mode=grad_mode,
             extra=du if need_u else None, own=g if grad_mode != "plain" else None,
             other=kept if grad_mode != "plain" else None, alpha=alpha, alpha_value=alpha_value,
             row=None if mask is None else mask.unsqueeze(-1).expand(-1, -1, heads), causal=-int(causal),
@@ -146,7 +158,7 @@ def persist_backward(
 
 
 @persist_backward.register_fake
-def _(g, w, x, y, kept, row, mask, causal, mode, u, bias, alpha, alpha_value, needs):
+def _(g, w, x, y, kept, row, mask, softmax, causal, mode, u, bias, alpha, alpha_value, needs):
     nothing = g.new_empty(0)
     like = (w, x, row, u, bias, y, alpha)
     out = []
@@ -158,22 +170,23 @@ def _(g, w, x, y, kept, row, mask, causal, mode, u, bias, alpha, alpha_value, ne
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)  # no zeros for the gradient of what is kept
-    w, x, row, mask, causal, mode, u, bias, _, alpha, alpha_value, _ = inputs
+    w, x, row, mask, ctx.softmax, ctx.causal, ctx.mode, u, bias, _, alpha, ctx.alpha_value, _ = inputs
     y, kept = output
     # y is needed only for the gradient of r, and only where no s is kept
-    ctx.save_for_backward(w, x, y if row is not None and mode == "plain" else kept, kept, row, mask, u, bias, alpha)
-    ctx.causal, ctx.mode, ctx.alpha_value = causal, mode, alpha_value
+    made = y if row is not None and ctx.mode == "plain" else kept
+    ctx.save_for_backward(w, x, made, kept, row, mask, u, bias, alpha)
 
 
 def _backward(ctx: Any, g: Tensor | None, _: Tensor | None, back: Any = persist_backward) -> tuple[Tensor | None, ...]:
     if g is None:
-        return (None,) * 12
+        return (None,) * 13
     w, x, y, kept, row, mask, u, bias, alpha = ctx.saved_tensors
     asked = ctx.needs_input_grad
-    needs = [asked[i] for i in (0, 1, 2, 6, 7, 8, 9)]  # w, x, row, u, bias, addend, alpha
-    grads = back(g, w, x, y, kept, row, mask, ctx.causal, ctx.mode, u, bias, alpha, ctx.alpha_value, needs)
+    needs = [asked[i] for i in (0, 1, 2, 7, 8, 9, 10)]  # w, x, row, u, bias, addend, alpha
+    how = (ctx.softmax, ctx.causal, ctx.mode)
+    grads = back(g, w, x, y, kept, row, mask, *how, u, bias, alpha, ctx.alpha_value, needs)
     dw, dx, drow, du, dbias, daddend, dalpha = (t if need else None for t, need in zip(grads, needs, strict=True))
-    return dw, dx, drow, None, None, None, du, dbias, daddend, dalpha, None, None
+    return dw, dx, drow, None, None, None, None, du, dbias, daddend, dalpha, None, None
 
 
 persist_op.register_autograd(_backward, setup_context=_setup)

@@ -1,0 +1,102 @@
+"""Queries, keys and values from one projection: the same as from three; `test_kernels.py` interprets this file."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from kernel_cases import DEVICE, DTYPES, disagreements, draw, lengths, needs_kernels, permuted, real_and_fake
+from torch import Tensor, nn
+
+import tokenmix
+from tokenmix.mixers import attention
+from tokenmix.ops import reference
+from tokenmix.ops.attend import attend_packed
+
+
+def together(x: Tensor, bias: Tensor, **more: Any) -> Tensor:
+    return attend_packed(x, bias=bias, **more)
+
+
+def separate(x: Tensor, bias: Tensor, **more: Any) -> Tensor:
+    return reference.attend(*(t.transpose(1, 2) for t in x.unbind(2)), bias=bias, **more)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("masked", "causal"), [(False, False), (True, True)], ids=["all", "padded-causal"])
+def test_one_projection_gives_what_three_give(masked: bool, causal: bool, dtype: torch.dtype) -> None:
+    more: dict[str, Any] = {"mask": lengths(3, 21) if masked else None, "causal": causal}
+    inputs = {"x": draw(3, 21, 3, 2, 8, dtype=dtype) / 2, "bias": draw(2, 21, 21, dtype=dtype)}
+    assert not disagreements(partial(together, **more), partial(separate, **more), inputs)
+
+
+@needs_kernels
+@pytest.mark.parametrize("order", [lambda t: t, permuted], ids=["contiguous", "permuted"])
+def test_the_compiler_is_told_the_truth(order: Any) -> None:
+    import tokenmix.ops.kernels.attend_packed  # noqa: F401  registers the operators
+
+    qkv, bias = draw(3, 21, 3, 2, 8, dtype=torch.float32), draw(2, 21, 21, dtype=torch.float32)
+    given = (None, order(qkv), order(bias), order(lengths(3, 21)), None, None, True, 0.0)
+    out, lse = torch.ops.tokenmix.attend_packed(*given)
+    pairs = real_and_fake(torch.ops.tokenmix.attend_packed, *given)
+    for asked in (True, False):
+        backward = torch.ops.tokenmix.attend_packed_backward
+        pairs += real_and_fake(backward, torch.randn_like(out), *given, out, lse, asked)
+    assert len(pairs) == 5
+    assert all(real == fake for real, fake in pairs), pairs
+
+
+@needs_kernels
+def test_keys_and_values_of_one_projection() -> None:
+    def ours(x: Tensor, q: Tensor, bias: Tensor) -> Tensor:
+        return attend_packed(x, q, bias=bias)
+
+    def exact(x: Tensor, q: Tensor, bias: Tensor) -> Tensor:
+        return reference.attend(q, *(t.transpose(1, 2) for t in x.unbind(2)), bias=bias)
+
+    shapes = {"x": (3, 37, 2, 2, 8), "q": (3, 2, 21, 8), "bias": (2, 21, 37)}
+    assert not disagreements(ours, exact, {n: draw(*shape, dtype=torch.float32) for n, shape in shapes.items()})
+    with pytest.raises(ValueError, match=r"packed must be \[batch, length, 2, heads, width\]; got \[3, 37, 3, 2, 8\]"):
+        attend_packed(torch.zeros(3, 37, 3, 2, 8), torch.zeros(3, 2, 21, 8))
+
+
+@needs_kernels
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("layer", ["dot", 'mix(random, dot, alpha="sum")'])
+@pytest.mark.parametrize("options", [{"scale": True, "bias": True}, {"causal": True}], ids=["scaled", "causal"])
+def test_a_layer_computes_the_same_with_one_product(
+    layer: str, options: dict[str, Any], compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    module: Any = tokenmix.parse(layer).build(d_model=16, heads=2, max_length=24, relative=True, **options).to(DEVICE)
+    x, mask = torch.randn(3, 21, 16, device=DEVICE), lengths(3, 21)
+    called = []
+    monkeypatch.setattr(attention, "attend_packed", lambda *a, **k: called.append(1) or attend_packed(*a, **k))
+    results = []
+    for one in (True, False):
+        module.packs = one
+        module.zero_grad()
+        call = torch.compile(module, fullgraph=True, backend="aot_eager") if compiled else module
+        y = call(x, mask)
+        (y * mask[..., None]).square().sum().backward()
+        results.append([y * mask[..., None], *(p.grad for p in module.parameters())])
+    assert len(called) == 1
+    for ours, right in zip(*results, strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+def test_an_adapted_projection_is_called_as_it_is() -> None:
+    class Adapted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 1
+
+    module: Any = tokenmix.parse("dot").build(d_model=16, heads=2, max_length=24, relative=True).to(DEVICE)
+    x = torch.randn(2, 21, 16, device=DEVICE)
+    before = module(x)
+    adapted = Adapted(16, 16, bias=False, device=DEVICE)
+    adapted.load_state_dict(module.value.state_dict())
+    module.value = adapted
+    assert not torch.allclose(before, module(x))
