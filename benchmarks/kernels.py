@@ -1,37 +1,44 @@
-"""The kernels under `persist` and `gelu_norm`, each configuration alone: right, the same every time, and how fast.
+"""The kernels under the operators, each configuration alone: right, the same every time, and how fast.
 
-    PYTHONPATH=src python -m benchmarks.kernels                    # about a minute on one H200, compilation included
+    PYTHONPATH=src python -m benchmarks.kernels                    # about two minutes on one H200, compilation included
     PYTHONPATH=src python -m benchmarks.kernels --only gMLP        # its gradients alone; --only dW, also Remixer's
     PYTHONPATH=src python -m benchmarks.kernels --only gelu        # gelu and norm, and their gradients
+    PYTHONPATH=src python -m benchmarks.kernels --only attention   # its three kernels; --only GEGLU, a T5's feed-forward
 
 Writes kernels-<device>.json to benchmarks/results (or --out): milliseconds (the median of many launches, L2 cleared
 before each, bf16), the relative errors of all results against float64, memory filled with NaN before, and whether ten runs
-gave the same bits. Remixer's size is 128 × 512 × 2048, gMLP-S/16's 256 × 196 × 768. `choose` takes the fastest.
+gave the same bits. Remixer's size is 128 × 512 × 2048, gMLP-S/16's 256 × 196 × 768, T5.1.1-base's 128 × 512 (and a target
+of 114) × 768, 12 heads of 64. `choose` takes the fastest.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import triton
 from torch import Tensor
 
-from tokenmix.ops.kernels import gelu_norm, mix, outer
-from tokenmix.ops.kernels.tune import Config, milliseconds
+from tokenmix.ops.kernels import attend, gelu_norm, mix, outer
+from tokenmix.ops.kernels.tune import Config, gluon, milliseconds
 
 RESULTS = Path(__file__).parent / "results"
 B, L, C, ALPHA = 128, 512, 2048, 0.3
 SIZES = [  # batch, queries, keys, width: gMLP-S/16, and lengths that leave little or nothing for the last tiles
     (256, 196, 196, 768), (16, 100, 100, 768), (16, 130, 257, 320), (16, 257, 130, 320), (16, 50, 300, 320),
 ]  # fmt: skip
+ATTENTION = [(128, 512, 512, True), (128, 512, 512, False), (128, 114, 512, False), (3, 100, 300, True)]
+GEGLU = [(65536, 768, 2048), (14592, 768, 2048), (1000, 128, 256)]  # tokens, d_model, d_ff
 
 
 class Case(NamedTuple):
@@ -154,6 +161,99 @@ def gelu_and_norm() -> Iterator[Case]:
     yield Case("gradients of gelu and norm", gelu_norm.BACKWARD, backward, gradients)
 
 
+CHOOSING = Lock()
+
+
+@contextmanager
+def chosen(config: Config) -> Iterator[None]:
+    """Attention's kernels take this configuration, whatever there is to choose from; in one thread at a time."""
+    with CHOOSING, mock.patch.object(attend, "choose", return_value=config):
+        yield
+
+
+def attention(batch: int, queries: int, keys: int, biased: bool) -> Iterator[Case]:
+    """Forward, towards the keys, towards the queries; heads of 64, what is wanted made in float64 a few examples at a time."""
+    q, k, v, g = (normal(batch, n, 12, 64).transpose(1, 2) for n in (queries, keys, keys, queries))
+    q = q / 8
+    bias = normal(12, queries, keys) if biased else None
+    rest: tuple[Any, ...] = (None, None, None, None, False, 0.0)  # key_bias, mask, lengths, seed, causal, dropout
+
+    @cache
+    def wanted() -> dict[str, Tensor]:
+        found: dict[str, list[Tensor]] = {}
+        for b in range(0, batch, 8):
+            qb, kb, vb, gb = (t[b : b + 8].double() for t in (q, k, v, g))
+            s = qb @ kb.mT + (0 if bias is None else bias.double())
+            p = torch.softmax(s, -1)
+            out = p @ vb
+            delta = (out * gb).sum(-1)
+            ds = p * (gb @ vb.mT - delta[..., None])
+            lse = s.logsumexp(-1) / math.log(2)
+            made = {"out": out, "lse": lse, "delta": delta, "dv": p.mT @ gb, "dk": ds.mT @ qb, "ds": ds.mT}
+            for name, t in made.items():
+                found.setdefault(name, []).append(t.float())
+        return {name: torch.cat(parts) for name, parts in found.items()}
+
+    @cache
+    def given() -> Tensor:
+        """dSᵀ, in the form in which one kernel hands it to the next."""
+        return attend._apart(v, (batch, 12, keys, queries)).copy_(wanted()["ds"])
+
+    def forward(configs: list[Config]) -> tuple[Tensor, ...]:
+        with chosen(configs[0]):
+            return attend.attend_op._init_fn(q, k, v, bias, *rest)[:1]
+
+    def towards_keys(configs: list[Config]) -> tuple[Tensor, ...]:
+        turned = None if bias is None else attend._apart(bias, (12, keys, queries)).copy_(bias.mT)
+        dk, dv, ds = attend._rows_first(k), attend._rows_first(v), attend._apart(v, (batch, 12, keys, queries))
+        with chosen(configs[0]):
+            attend._keys_pass(q, k, v, turned, *rest, g, wanted()["lse"], wanted()["delta"], dk, dv, ds, 0, batch)
+        return dk, dv, ds
+
+    def towards_queries(configs: list[Config]) -> tuple[Tensor, ...]:
+        dq = attend._rows_first(q)
+        with chosen(configs[0]):
+            sums = attend._queries_pass(given(), k, dq, None, False, 0, batch, biased)
+        return (dq,) if sums is None else (dq, sums)
+
+    def of_queries() -> tuple[Tensor, ...]:
+        dq = torch.cat([given()[b : b + 8].double().mT @ k[b : b + 8].double() for b in range(0, batch, 8)])
+        return (dq, given().sum(0, dtype=torch.float64)) if biased else (dq,)
+
+    size = f"{batch} × {queries} × {keys}, {'with' if biased else 'no'} bias"
+    hopper = [attend.HOPPER] * gluon()
+    yield Case(f"attention, {size}", [*hopper, attend.FORWARD[0]], forward, lambda: (wanted()["out"],))
+    yield Case(
+        f"gradients of attention's keys, {size}", [*hopper, attend.KEYS[0]], towards_keys,
+        lambda: tuple(wanted()[name] for name in ("dk", "dv", "ds")),
+    )  # fmt: skip
+    yield Case(f"gradients of attention's queries, {size}", [*hopper, attend.QUERIES[0]], towards_queries, of_queries)
+
+
+def feed_forward(tokens: int, channels: int, width: int) -> Iterator[Case]:
+    """The two kernels of a T5's GEGLU."""
+    x, g, both = normal(tokens, channels), normal(tokens, channels), normal(tokens, 2 * width)
+    w, w3t = normal(2 * width, channels) / channels**0.5, normal(width, channels) / channels**0.5
+
+    def expanded() -> tuple[Tensor, ...]:
+        product = x.double() @ w.double().T
+        a, b = product.chunk(2, -1)
+        return product, torch.nn.functional.gelu(a, approximate="tanh") * b
+
+    def contracted() -> tuple[Tensor, ...]:
+        a, b = (t.requires_grad_() for t in both.double().chunk(2, -1))
+        h = torch.nn.functional.gelu(a, approximate="tanh") * b
+        return torch.cat(torch.autograd.grad(h, (a, b), g.double() @ w3t.double().T), -1), h.detach()
+
+    if gluon():
+        from tokenmix.ops.kernels import geglu_hopper
+
+        size = f"{tokens} × {channels} × {width}"
+        yield Case(f"GEGLU, {size}", geglu_hopper.FORWARD, partial(geglu_hopper.expand, x, w), expanded)
+        call = partial(geglu_hopper.contract, g, both, w3t)
+        yield Case(f"gradients of GEGLU, {size}", geglu_hopper.BACKWARD, call, contracted)
+
+
 @contextmanager
 def poisoned() -> Iterator[None]:
     """New memory is full of NaN, so that what is not written shows."""
@@ -180,6 +280,16 @@ def examine(case: Case, config: Config, wanted: tuple[Tensor, ...]) -> dict[str,
     return row
 
 
+def everything() -> Iterator[Case]:
+    yield from remixer()
+    yield from gmlp()
+    yield from gelu_and_norm()
+    for size in ATTENTION:
+        yield from attention(*size)
+    for shape in GEGLU:
+        yield from feed_forward(*shape)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="the cases whose names hold TEXT")
@@ -188,7 +298,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("this measures a GPU, and there is none here")
     torch.manual_seed(0)
-    cases = [case for case in (*remixer(), *gmlp(), *gelu_and_norm()) if given.only in case.what]
+    cases = [case for case in everything() if given.only in case.what]
 
     def compile(case: Case, config: Config) -> None:
         with suppress(Exception):  # examine will say

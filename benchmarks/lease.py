@@ -59,10 +59,10 @@ def _recipe(name: str, options: str, minutes: float = 30.0, alone: bool = False)
 
 
 QUEUE = (
-    Job("tests", "{python} -m pytest -q -n 6 -m gpu tests/ops tests/training/test_compiled.py", 4),
-    Job("ops", "{python} -m benchmarks.ops --only remix gating", 2),
-    Job("kernels", "{python} -m benchmarks.kernels", 2),
-    Job("train gmlp", "{python} -m benchmarks.train --only gmlp --profile", 3),
+    Job("train", "{python} -m benchmarks.train --only t5 cogs --profile", 5),
+    Job("ops", "{python} -m benchmarks.ops --only bias nobias", 2),
+    Job("tests", "{python} -m pytest -q -n 8 -m gpu tests/ops tests/training/test_compiled.py", 5),
+    Job("kernels", "{python} -m benchmarks.kernels", 4),
     Job("window", "{python} -m benchmarks.window_trial", 1),
     _recipe("remixer-table-1", "--part profile --jobs 4", 3, alone=True),
     _recipe("synthesizer-table-6", "--part profile --jobs 6", 4, alone=True),
