@@ -63,6 +63,15 @@ def test_keys_and_values_of_one_projection() -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("sizes", [(3, 7), (1, 21), (3, 7, 21)])
+def test_a_mask_of_other_sizes_is_an_error(sizes: tuple[int, ...]) -> None:
+    mask = torch.ones(sizes, dtype=torch.bool, device=DEVICE)
+    x, bias = draw(3, 21, 3, 2, 8, dtype=torch.float32), draw(2, 21, 21, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"mask must be \[batch, keys\] = \[3, 21\]"):
+        attend_packed(x, bias=bias, mask=mask)
+
+
+@needs_kernels
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("layer", ["dot", 'mix(random, dot, alpha="sum")'])
 @pytest.mark.parametrize("options", [{"scale": True, "bias": True}, {"causal": True}], ids=["scaled", "causal"])
@@ -100,3 +109,46 @@ def test_an_adapted_projection_is_called_as_it_is() -> None:
     adapted.load_state_dict(module.value.state_dict())
     module.value = adapted
     assert not torch.allclose(before, module(x))
+
+
+def own_forward(module: Any, called: list[int]) -> None:
+    module.value.forward = lambda x: called.append(1) or nn.functional.linear(x, module.value.weight)
+
+
+def own_weight(module: Any, called: list[int]) -> None:
+    class Weight(nn.Parameter):
+        @classmethod
+        def __torch_function__(cls, function: Any, *given: Any) -> Any:
+            called.extend([1] * (function is nn.functional.linear and len(given[1][1]) == 16))
+            return super().__torch_function__(function, *given)
+
+    module.value.weight = Weight(module.value.weight.detach())
+
+
+TOUCHES = {
+    "hook": lambda module, called: module.value.register_forward_hook(lambda *_: called.append(1)),
+    "backward hook": lambda module, called: module.value.register_full_backward_hook(lambda *_: called.append(1)),
+    "forward": own_forward,
+    "weight": own_weight,
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_a_projection_with_something_of_the_users_is_called(touch: str) -> None:
+    module: Any = tokenmix.parse("dot").build(d_model=16, heads=2, max_length=24, relative=True).to(DEVICE)
+    called: list[int] = []
+    TOUCHES[touch](module, called)
+    module(torch.randn(2, 21, 16, device=DEVICE, requires_grad=True)).sum().backward()
+    assert called
+
+
+@needs_kernels
+def test_some_projections_may_have_a_bias_and_others_none() -> None:
+    module: Any = tokenmix.parse("dot").build(d_model=16, heads=2, max_length=24, relative=True, bias=True).to(DEVICE)
+    x = torch.randn(2, 21, 16, device=DEVICE)
+    before = module(x)
+    module.terms[0].key.bias = None  # adds the same to all logits of a query
+    torch.testing.assert_close(module(x), before)
+    module.value.bias.data += 1
+    assert not torch.allclose(module(x), before)

@@ -116,6 +116,48 @@ def test_the_sublayer_takes_the_operator_where_there_are_kernels(monkeypatch: py
         assert bool(taken) == expected, options
 
 
+def test_the_sublayer_takes_it_for_the_formula_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not beside a bias that somebody added, nor another dropout, nor one that drops in evaluation."""
+    taken = []
+    monkeypatch.setattr(channel, "fits_geglu", lambda x, w1: True)
+    monkeypatch.setattr(channel, "geglu", lambda *given: taken.append(1) or geglu(*given))
+    x = torch.randn(2, 3, 16)
+
+    def takes(module: channel._Geglu) -> bool:
+        taken.clear()
+        module(x)
+        return bool(taken)
+
+    module = layer(width=24, channels=16)
+    assert takes(module)
+    module.w3.bias = torch.nn.Parameter(torch.ones(16))
+    assert not takes(module)
+    module.w3.bias = None
+    module.dropout = torch.nn.Identity()
+    assert not takes(module)
+    module.dropout = torch.nn.Dropout(0.5)
+    module.eval()
+    assert takes(module)
+    module.dropout.train()
+    assert not takes(module)
+
+
+def test_the_sublayer_is_compiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "fits_geglu", lambda x, w1: True)
+    module, x = layer(width=24, channels=16), torch.randn(2, 3, 16)
+    torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="aot_eager")(x), module(x))
+
+
+def test_the_copy_engine_gets_rows_that_it_can_read() -> None:
+    from tokenmix.ops.geglu import _aligned
+
+    for t in (torch.randn(64, 64), torch.randn(64 * 64 + 1)[1:].view(64, 64), torch.randn(64, 64).t()):
+        read = _aligned(t)
+        assert torch.equal(read, t)
+        assert read.is_contiguous()
+        assert read.data_ptr() % 16 == 0
+
+
 def test_without_kernels_the_sublayer_is_as_before() -> None:
     module = layer()
     x = torch.randn(4096, 128)

@@ -152,9 +152,15 @@ def linear(site: Site, inputs: int, outputs: int, *, bias: bool | None = None) -
 
 
 def untouched(*layers: nn.Module) -> bool:
-    """Whether calling these layers is x Wᵀ + b and nothing else, so that their weights may be used together: no adapter, no
-    quantized stand-in, no hook."""
-    return all(type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks for layer in layers)
+    """Whether calling these layers is x Wᵀ + b, or x Wᵀ for all of them, and nothing else, so that their weights may be used
+    together: no adapter, no quantized or sharded stand-in, no `forward` of its own, no hook."""
+    return all(map(_untouched, layers)) and len({layer.bias is None for layer in layers}) == 1
+
+
+def _untouched(layer: nn.Module) -> bool:
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    plain = type(layer) is Linear and "forward" not in layer.__dict__ and not any(hooks)
+    return plain and type(layer.weight) in (Tensor, nn.Parameter)
 
 
 def init_linear(layer: nn.Linear, site: Site, *, std: float | None = None) -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from tokenmix.devices import product_dtype, transformed
 from tokenmix.ops.chunked import MASKED, chunked, future, per_key, rows
 from tokenmix.ops.dropout import kept, new_seed
-from tokenmix.ops.kernels import usable
+from tokenmix.ops.kernels import on_hopper, usable
 from tokenmix.ops.reference import visibility
 
 SMALL = 1 << 22  # logits that are simply held: 16 MiB in float32
@@ -56,14 +56,7 @@ def attend(
         raise ValueError("attend takes q and k together, or neither")
     if q is None and bias is None and tile is None:
         raise ValueError("attend needs logits: q and k, a bias or a tile")
-    _check(q, k, v, bias, key_bias, tile)
-    if mask is not None and mask.shape not in (
-        (v.shape[0], v.shape[2]),
-        (v.shape[0], _queries(q, bias, tile), v.shape[2]),
-    ):
-        raise ValueError(
-            f"mask must be [batch, keys] = {[v.shape[0], v.shape[2]]} or [batch, queries, keys]; got {list(mask.shape)}"
-        )
+    _check(q, k, v, bias, key_bias, tile, mask)
     if v.shape[0] == 0:
         return v.new_zeros(0, v.shape[1], _queries(q, bias, tile), v.shape[3])
     if mask is not None and mask.dtype != torch.bool:
@@ -133,7 +126,7 @@ def attend_packed(
     bare = lengths is None and not dropout
     if not v.shape[0] or shared or not _fits_kernel(asking, k, v, bias, None, None, mask, bare):
         return attend(asking, k, v, bias, mask, causal, lengths=lengths, dropout=dropout)
-    _check(asking, k, v, bias, None, None)
+    _check(asking, k, v, bias, None, None, mask)
     from tokenmix.ops.kernels.attend_packed import fused_packed
 
     return fused_packed(q, packed, bias, mask, lengths, causal, dropout)
@@ -146,6 +139,7 @@ def _check(
     bias: Tensor | None,
     key_bias: Tensor | None,
     tile: tuple[Tensor, Tensor] | None,
+    mask: Tensor | None,
 ) -> None:
     """Do the shapes fit together?"""
     if v.dim() != 4:
@@ -167,6 +161,10 @@ def _check(
         _need("bias", bias, batch if bias.dim() == 4 else None, heads=heads, queries=queries, keys=keys)
     if key_bias is not None:
         _need("key_bias", key_bias, None, heads=heads, keys=keys)
+    if mask is not None and mask.shape not in ((batch, keys), (batch, _queries(q, bias, tile), keys)):
+        raise ValueError(
+            f"mask must be [batch, keys] = {[batch, keys]} or [batch, queries, keys]; got {list(mask.shape)}"
+        )
 
 
 def _need(name: str, t: Tensor, batch: int | None, **sizes: int | None) -> None:
@@ -213,14 +211,14 @@ def crossing(x: Tensor, queries: int, keys: int, width: int) -> bool:
     and mask? That is so for fewer queries than keys in a training step."""
     sizes = 16 <= queries < keys <= 512 and width == 64
     narrow = product_dtype(x) in (torch.bfloat16, torch.float16)
-    return sizes and narrow and x.is_cuda and torch.is_grad_enabled() and _hopper()
+    return sizes and narrow and x.is_cuda and torch.is_grad_enabled() and on_hopper()
 
 
 def _gains_by_spreading(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Is it worth a copy for each example of what the batch shares, for the kernels for Hopper GPUs want one?"""
     shared = (q.shape[0] == 1) != (k.shape[0] == 1) and v.shape[0] > 1
     sizes = q.shape[-1] == v.shape[-1] == 64 and v.shape[-2] <= 512
-    return shared and sizes and v.is_cuda and v.dtype in (torch.bfloat16, torch.float16) and _hopper()
+    return shared and sizes and v.is_cuda and v.dtype in (torch.bfloat16, torch.float16) and on_hopper()
 
 
 def _spread(t: Tensor, v: Tensor) -> Tensor:
@@ -228,13 +226,6 @@ def _spread(t: Tensor, v: Tensor) -> Tensor:
     if t.shape[0] == v.shape[0]:
         return t
     return t.to(v.dtype).transpose(1, 2).expand(v.shape[0], -1, -1, -1).contiguous().transpose(1, 2)
-
-
-@torch.compiler.assume_constant_result
-def _hopper() -> bool:
-    from tokenmix.ops.kernels.tune import gluon
-
-    return gluon()
 
 
 def _queries(q: Tensor | None, bias: Tensor | None, tile: tuple[Tensor, Tensor] | None) -> int:

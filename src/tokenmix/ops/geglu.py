@@ -17,7 +17,7 @@ from torch.nn.functional import gelu
 
 from tokenmix.devices import product_dtype, transformed
 from tokenmix.ops import reference
-from tokenmix.ops.kernels import usable
+from tokenmix.ops.kernels import on_hopper, usable
 from tokenmix.ops.once import once
 
 MANY = 4096  # tokens from which on a GPU is busy with a kernel's tiles
@@ -51,14 +51,13 @@ def fits_geglu(x: Tensor, w1: Tensor) -> bool:
 def _fused(x: Tensor, dtype: torch.dtype, width: int) -> bool:
     """Can the kernels make [a | b] and h of so many columns each of x in this type?"""
     whole = x.shape[-1] % 64 == 0 and width % 256 == 0
-    return x.is_cuda and dtype in (torch.bfloat16, torch.float16) and whole and _hopper()
+    return x.is_cuda and dtype in (torch.bfloat16, torch.float16) and whole and on_hopper()
 
 
-@torch.compiler.assume_constant_result
-def _hopper() -> bool:
-    from tokenmix.ops.kernels.tune import gluon
-
-    return gluon()
+def _aligned(t: Tensor) -> Tensor:
+    """t, or a copy, as the bulk copy engine can read it."""
+    t = t.contiguous()
+    return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
 def _expand(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +65,7 @@ def _expand(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     if usable(x) and _fused(x, x.dtype, w.shape[0] // 2):
         from tokenmix.ops.kernels.geglu_hopper import expand
 
-        return expand(x.contiguous(), w.contiguous())
+        return expand(_aligned(x), _aligned(w))
     both = x @ w.t()
     a, b = both.chunk(2, -1)
     return both, gelu(a, approximate="tanh") * b
@@ -77,7 +76,7 @@ def _contract(g: Tensor, both: Tensor, w3: Tensor) -> tuple[Tensor, Tensor]:
     if usable(g) and _fused(g, g.dtype, w3.shape[1]):
         from tokenmix.ops.kernels.geglu_hopper import contract
 
-        return contract(g.contiguous(), both, w3.t().contiguous())
+        return contract(_aligned(g), both, _aligned(w3.t()))
     dh = g @ w3
     a, b = both.chunk(2, -1)
     unit = gelu(a, approximate="tanh")

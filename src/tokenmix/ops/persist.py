@@ -104,7 +104,7 @@ def _on_kernels(
     mask = mask if mask is None or mask.dtype == torch.bool else mask.bool()
     logits, w, row = w, w.float(), None
     if softmax and mask is None and not dropout and keys <= WIDEST:
-        return fused_persist(w, x, softmax=True, causal=causal, epilogue=epilogue)
+        return fused_persist(logits, x, softmax=True, causal=causal, epilogue=epilogue)
     triangle = torch.ones(queries, keys, dtype=torch.bool, device=w.device).tril() if causal else None
     if not softmax:
         w = w if triangle is None else w * triangle

@@ -30,3 +30,11 @@ def usable(x: Tensor) -> bool:
 @torch.compiler.assume_constant_result
 def _recent() -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 0)
+
+
+@torch.compiler.assume_constant_result
+def on_hopper() -> bool:
+    """Do the kernels written in Gluon run here? Ask where others are usable."""
+    from tokenmix.ops.kernels.tune import gluon
+
+    return gluon()

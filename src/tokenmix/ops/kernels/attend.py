@@ -120,7 +120,7 @@ def attend_op(
         return (out,)
 
     terms = _terms(bias, key_bias, mask_kind, lengths, seed, causal)
-    key = (v.dtype, batch, heads, queries, keys, width, value_width, *terms)
+    key = (v.dtype, batch, heads, queries, keys, width, value_width, hopper, *terms)
     launch(choose("attend", key, _pick(FORWARD, v, queries, hopper), launch))
     return out, lse
 
@@ -240,7 +240,7 @@ def _keys_pass(
         return filled
 
     terms = _terms(bias, key_bias, mask_kind, lengths, seed, causal)
-    key = (v.dtype, count, heads, queries, keys, width, value_width, *terms)
+    key = (v.dtype, count, heads, queries, keys, width, value_width, hopper, *terms)
     launch(choose("attend_keys", key, _pick(KEYS, v, queries, hopper), launch))
 
 
@@ -266,7 +266,18 @@ def _queries_pass(
         )  # fmt: skip
         return dq[first : first + count], ds[:count].sum(0, dtype=torch.float32) if wanted else None
 
-    key = (ds.dtype, count, heads, queries, keys, width, causal, wanted, *(() if lengths is None else ("lengths",)))
+    key = (
+        ds.dtype,
+        count,
+        heads,
+        queries,
+        keys,
+        width,
+        causal,
+        wanted,
+        hopper,
+        *(() if lengths is None else ("lengths",)),
+    )
     return launch(choose("attend_queries", key, _pick(QUERIES, ds, queries, hopper), launch))[1]
 
 

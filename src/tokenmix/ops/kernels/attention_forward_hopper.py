@@ -13,6 +13,8 @@ keys are not seen.
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.experimental.gluon.language as gl
@@ -25,9 +27,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tokenmix.ops.kernels.attention_queries_hopper import _describe_heads, side_by_side
+from tokenmix.ops.kernels.hopper import describe, merged, side_by_side
 from tokenmix.ops.kernels.tune import gluon as runs_here
 from tokenmix.ops.kernels.tune import processors
 
@@ -40,8 +41,6 @@ LOWEST = gl.constexpr(-1.0e30)  # below every logit, yet finite: a row that sees
 ROUND_BF16 = gl.constexpr("cvt.rn.bf16x2.f32 $0, $2, $1;")
 ROUND_FP16 = gl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
 WIDEN = gl.constexpr("{.reg .b32 a, b; shl.b32 a, $2, 16; and.b32 b, $2, 0xffff0000; mov.b32 $0, a; mov.b32 $1, b;}")
-if not hasattr(gl, "barrier"):
-    gl.barrier = gl.thread_barrier  # its name up to Triton 3.6
 
 
 @gluon.jit
@@ -270,17 +269,15 @@ def _forward_hopper(
     )  # fmt: skip
 
 
-def _describe_bias(bias: Tensor) -> TensorDescriptor:
+def _describe_bias(bias: Tensor) -> Any:
     """A descriptor for blocks [64, 128] of the bias [heads, queries, keys] as rows of one matrix.
 
     Blocks at the end of a head reach into the next one's rows, which is for queries that do not exist.
     """
-    kind = gl.bfloat16 if bias.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([64, 128], kind)
     heads, queries, keys = bias.shape
     if not bias.is_contiguous() or keys % 8 or bias.data_ptr() % 16:  # a copy that TMA can read
         bias = bias.new_empty(heads, queries, triton.cdiv(keys, 8) * 8)[..., :keys].copy_(bias)
-    return TensorDescriptor(bias, [heads * queries, keys], [bias.stride(1), 1], [64, 128], layout)
+    return describe(bias, [64, 128], [heads * queries, keys], [bias.stride(1), 1])
 
 
 def fits_forward_hopper(
@@ -310,9 +307,9 @@ def launch_forward_hopper(
     share = triton.cdiv(pairs, processors() // tiles)
     blocks = triton.cdiv(keys, 128)
     _forward_hopper[(triton.cdiv(pairs, share) * tiles,)](
-        _describe_heads(q, 64), _describe_heads(k, 128), _describe_heads(v, 128),
-        _describe_heads(q, 64) if bias is None else _describe_bias(bias), lse if mask is None else mask,
-        _describe_heads(out, 64), lse, pairs, share, batch, heads, queries, keys,
+        describe(merged(q), [1, 64, 64]), *(describe(merged(t), [1, 128, 64]) for t in (k, v)),
+        describe(merged(q), [1, 64, 64]) if bias is None else _describe_bias(bias), lse if mask is None else mask,
+        describe(merged(out), [1, 64, 64]), lse, pairs, share, batch, heads, queries, keys,
         *((0, 0) if mask is None else mask.stride()),
         BIAS=bias is not None, MASK=mask is not None, CAUSAL=causal, EVEN_I=queries % 128 == 0, EVEN_J=keys % 128 == 0,
         BLOCKS=blocks, SLOTS=3 if blocks == 3 or bias is None else 2, num_warps=4,

@@ -26,8 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tokenmix.ops.kernels import tune
+from tokenmix.ops.kernels.hopper import describe, merged
 from tokenmix.ops.kernels.mix import tma_ready
-from tokenmix.ops.kernels.outer_hopper import _describe
 
 WIDTH = gl.constexpr(64)  # of a head
 ROWS = gl.constexpr(64)  # keys in one group of warps, and queries in a block
@@ -35,8 +35,6 @@ BYTES = gl.constexpr(64 * 64 * 2)  # in a block
 LOG2E = gl.constexpr(1.4426950408889634)
 # two numbers of bfloat16 as float32 in two instructions, where the compiler takes three
 WIDEN = gl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
-if not hasattr(gl, "barrier"):
-    gl.barrier = gl.thread_barrier  # its name up to Triton 3.6
 
 
 @gluon.jit
@@ -283,12 +281,6 @@ def _attention_keys_hopper(
     )  # fmt: skip
 
 
-def _packed(t: Tensor) -> Tensor:
-    """t [batch, heads, length, 64], which lies in memory as [batch, length, heads, 64], as [batch, length, channels]."""
-    batch, heads, length, width = t.shape
-    return t.as_strided((batch, length, heads * width), (t.stride(0), t.stride(2), 1))
-
-
 def fits_keys_hopper(
     q: Tensor, k: Tensor, v: Tensor, turned: Tensor | None, key_bias: Tensor | None, mask: Tensor | None,
     lengths: Tensor | None, seed: Tensor | None, do: Tensor,
@@ -305,7 +297,7 @@ def fits_keys_hopper(
         and all(t.shape[0] == v.shape[0] and t.shape[3] == 64 and t.stride(3) == 1 for t in tensors)
         and (v.shape[1] == 1 or all(t.stride(1) == 64 for t in tensors))
         and tune.gluon()
-        and all(tma_ready(_packed(t)) for t in tensors)
+        and all(tma_ready(merged(t)) for t in tensors)
         and (turned is None or tma_ready(turned))
     )
 
@@ -323,11 +315,12 @@ def launch_keys_hopper(
     keys = k.shape[2]
     key_tiles = triton.cdiv(keys, 128)
     tiles = count * heads * key_tiles
-    qs = _describe(_packed(q), 64)
+    block = [1, 64, 64]
+    qs = describe(merged(q), block)
     _attention_keys_hopper[(min(tiles, tune.processors()),)](
-        qs, *(_describe(_packed(t), 64) for t in (k, v)), qs if turned is None else _describe(turned, 64),
-        lse if mask is None else mask, _describe(_packed(do), 64), lse, delta,
-        *(_describe(_packed(t), 64) for t in (dk, dv)), _describe(ds.flatten(0, 1), 64),
+        qs, *(describe(merged(t), block) for t in (k, v)), qs if turned is None else describe(turned, block),
+        lse if mask is None else mask, describe(merged(do), block), lse, delta,
+        *(describe(merged(t), block) for t in (dk, dv)), describe(ds.flatten(0, 1), block),
         *((0, 0) if mask is None else mask.stride()), first, tiles, heads, key_tiles, triton.cdiv(queries, 64), queries, keys,
         BIAS=turned is not None, MASK=mask is not None, CAUSAL=causal, EVEN_I=queries % 64 == 0, EVEN_J=keys % 128 == 0,
         SLOTS=4, PLACES=3, num_warps=4,

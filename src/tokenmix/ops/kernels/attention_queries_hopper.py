@@ -25,16 +25,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tokenmix.ops.kernels.hopper import describe, merged, side_by_side
 from tokenmix.ops.kernels.tune import gluon as runs_here
 from tokenmix.ops.kernels.tune import processors
 
 WIDTH = gl.constexpr(64)  # of a head
 QUERIES = gl.constexpr(64)  # of a program
 KEYS = gl.constexpr(128)  # in a block
-if not hasattr(gl, "barrier"):
-    gl.barrier = gl.thread_barrier  # its name up to Triton 3.6
 
 
 @gluon.jit
@@ -174,27 +172,6 @@ def _total(parts, sums, count, share, size, BLOCK: tl.constexpr):
     tl.store(sums + at, total)
 
 
-def _describe(t: Tensor, shape: list[int], strides: list[int], rows: int) -> TensorDescriptor:
-    """A descriptor for blocks [1, rows, 64]."""
-    kind = gl.bfloat16 if t.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([1, rows, 64], kind)
-    return TensorDescriptor(t, shape, [*strides, 1], [1, rows, 64], layout)
-
-
-def _describe_heads(t: Tensor, rows: int) -> TensorDescriptor:
-    """A descriptor of t [batch, heads, length, 64], the heads of which lie side by side."""
-    batch, heads, length, width = t.shape
-    return _describe(t, [batch, length, heads * width], [t.stride(0), t.stride(2)], rows)
-
-
-def side_by_side(t: Tensor) -> bool:
-    """Does t [batch, heads, length, 64] lie in memory as [batch, length, heads·64], and can TMA copy blocks of it?"""
-    _, heads, length, width = t.shape
-    b, h, n, one = t.stride()
-    order = (heads == 1 or h == width) and one == 1 and n >= heads * width and (t.shape[0] == 1 or b >= length * n)
-    return width == 64 and order and n % 8 == 0 and b % 8 == 0 and t.data_ptr() % 16 == 0
-
-
 def fits_queries_hopper(ds: Tensor, k: Tensor, dq: Tensor) -> bool:
     """Can `launch_queries_hopper` take these tensors, with any part of the batch?"""
     _, heads, keys, queries = ds.shape
@@ -217,9 +194,9 @@ def launch_queries_hopper(ds: Tensor, k: Tensor, dq: Tensor, first: int, count: 
     shared = max(((h + 1) * count - 1) // share - h * count // share + 1 for h in range(heads))
     parts = ds.new_empty(shared if wanted else 0, heads, blocks * 128, tiles * 64, dtype=torch.float32)
     _queries_hopper[(triton.cdiv(pairs, share) * tiles,)](
-        _describe(ds, [examples * heads, keys, queries], list(ds.stride()[1:3]), 128),
-        _describe_heads(k, 128), _describe_heads(dq, 64), parts if wanted else ds, pairs, heads, first, count, share,
-        tiles * 64, SUMS=wanted, BLOCKS=blocks, SLOTS=6, num_warps=4,
+        describe(ds, [1, 128, 64], [examples * heads, keys, queries], [*ds.stride()[1:3], 1]),
+        describe(merged(k), [1, 128, 64]), describe(merged(dq), [1, 64, 64]), parts if wanted else ds, pairs, heads, first,
+        count, share, tiles * 64, SUMS=wanted, BLOCKS=blocks, SLOTS=6, num_warps=4,
     )  # fmt: skip
     if not wanted:
         return None

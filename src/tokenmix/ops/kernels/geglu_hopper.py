@@ -24,12 +24,10 @@ import triton.experimental.gluon.language as gl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tokenmix.ops.kernels.hopper import describe
 from tokenmix.ops.kernels.tune import Config, choose, processors
 
-if not hasattr(gl, "barrier"):
-    gl.barrier = gl.thread_barrier  # its name up to Triton 3.6
 ROWS = gl.constexpr(64)  # of one matrix instruction
 STEP = gl.constexpr(64)  # of the width
 PIECE = gl.constexpr(32)  # columns, of which a thread holds 8 in a row
@@ -331,20 +329,11 @@ def constants(config: Config, inputs: int, width: int) -> dict[str, Any]:
     return {**config, "LAG": lag, "W_SLOTS": slots, "WIDTH": width, "BLOCKS": steps, "num_warps": 4}
 
 
-def describe_rows(t: Tensor) -> TensorDescriptor:
-    """A descriptor for blocks [64, 64] of t [rows, width]: 0 outside."""
-    kind = gl.bfloat16 if t.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([64, 64], kind)
-    return TensorDescriptor(t, list(t.shape), [t.stride(0), 1], [64, 64], layout)
-
-
-def describe_weights(t: Tensor, rows: int) -> TensorDescriptor:
+def _describe_weights(t: Tensor, rows: int) -> Any:
     """A descriptor for blocks of so many rows of t [outputs, width], in an order such that `_in_order` is free."""
-    kind = gl.bfloat16 if t.dtype == torch.bfloat16 else gl.float16
     outputs, width = t.shape
-    shape, block = [outputs // 32, 4, 4, 2, width], [rows // 32, 4, 4, 2, 64]
-    layout = gl.NVMMASharedLayout.get_default_for(block, kind)
-    return TensorDescriptor(t, shape, [32 * width, 2 * width, 8 * width, width, 1], block, layout)
+    strides = [32 * width, 2 * width, 8 * width, width, 1]
+    return describe(t, [rows // 32, 4, 4, 2, 64], [outputs // 32, 4, 4, 2, width], strides)
 
 
 def _launch(x: Tensor, w: Tensor, given: Tensor, both: Tensor, h: Tensor, back: bool, config: Config) -> None:
@@ -353,7 +342,7 @@ def _launch(x: Tensor, w: Tensor, given: Tensor, both: Tensor, h: Tensor, back: 
     across = width // config["BN"] if back else 2 * width // config["BN"]
     tiles = triton.cdiv(tokens, config["GROUPS"] * config["SUBS"] * 64) * across
     _geglu_hopper[(min(tiles, processors()),)](
-        describe_rows(x), describe_weights(w, config["BN"] // 2), given, both, h, tokens, tiles, BACK=back,
+        describe(x, [64, 64]), _describe_weights(w, config["BN"] // 2), given, both, h, tokens, tiles, BACK=back,
         **constants(config, inputs, width),
     )  # fmt: skip
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton.experimental.gluon.language as gl
 from torch import Tensor
 from triton.experimental import gluon
@@ -26,8 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tokenmix.ops.kernels.hopper import describe
 from tokenmix.ops.kernels.tune import processors
 
 ROWS = gl.constexpr(64)  # of W in one group of warps
@@ -212,11 +211,9 @@ def _mix_hopper(
     )  # fmt: skip
 
 
-def describe_rows(t: Tensor, rows: int, columns: int) -> Any:
+def _describe(t: Tensor, rows: int, columns: int) -> Any:
     """A descriptor for blocks [rows, columns] of t [batch, length, channels] as rows of one matrix."""
-    kind = gl.bfloat16 if t.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([rows, columns], kind)
-    return TensorDescriptor(t, [t.shape[0] * t.shape[1], t.shape[2]], [t.stride(1), 1], [rows, columns], layout)
+    return describe(t, [rows, columns], [t.shape[0] * t.shape[1], t.shape[2]], [t.stride(1), 1])
 
 
 def launch_mix_hopper(
@@ -228,9 +225,9 @@ def launch_mix_hopper(
     batch, _, channels = x.shape
     row_tiles, chunks = queries // 128, channels // COLUMNS
     programs = min(batch * chunks, max(1, processors() // row_tiles)) * row_tiles
-    parts = (describe_rows(t, 64, COLUMNS // 2) for t in (y, extra, own, other))
+    parts = (_describe(t, 64, COLUMNS // 2) for t in (y, extra, own, other))
     _mix_hopper[(programs,)](
-        w, describe_rows(x, 64, COLUMNS), *parts, w if bias is None else bias, batch * chunks, chunks, queries, keys,
+        w, _describe(x, 64, COLUMNS), *parts, w if bias is None else bias, batch * chunks, chunks, queries, keys,
         alpha, MODE=mode, HAS_BIAS=bias is not None, SAVE=save, BLOCKS=keys // 64, BN=COLUMNS,
         num_warps=4,
     )  # fmt: skip

@@ -57,9 +57,8 @@ def _outer(
         apart = 1
         count = steps * (part + 1) // splits - first
     acc = tl.zeros((BM, BN), tl.float32)
-    tl.static_assert(
-        WRITE or not TOTAL
-    )  # a tile for a product and a sum at once is overtaken by the copies (Triton 3.6)
+    # a tile that a product and a sum read at once is overtaken by the copies (Triton 3.6)
+    tl.static_assert(WRITE or not TOTAL)
     if TOTAL:
         sums = tl.zeros((BM,), tl.float32)
     live = column_tiles  # column tiles of this row that are computed; each ds is written by one of them
@@ -213,7 +212,7 @@ def outer(
 
     if configs is None:
         simple = heads == 1 and row is None and alpha is None and not causal
-        configs = candidates(g, own_, x, heads, mask is not None, simple, total)
+        configs = candidates(g, own_, x, heads, mask is not None, simple, total and write)
     key = (mode, x.dtype, batch, queries, keys, width, heads, causal, mask is not None, row is not None, total)
     dw, _, sums = launch(choose("outer", key, configs, added))
     return _added(dw) if whole else dw, ds, sums

@@ -9,7 +9,6 @@ fewest bytes to fetch, and it writes ds. Else the column tiles of a row share th
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
-import torch
 import triton
 import triton.experimental.gluon.language as gl
 from torch import Tensor
@@ -21,11 +20,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tokenmix.ops.kernels.hopper import describe
 
 ROWS = gl.constexpr(64)  # of ds in one group of warps
-if not hasattr(gl, "barrier"):
-    gl.barrier = gl.thread_barrier  # its name up to Triton 3.6
 
 
 @gluon.jit
@@ -162,13 +160,6 @@ def _outer_hopper(
     )  # fmt: skip
 
 
-def _describe(t: Tensor, rows: int) -> TensorDescriptor:
-    """A descriptor for blocks [1, rows, 64] of t [batch, length, channels]: 0 outside, where nothing is written."""
-    kind = gl.bfloat16 if t.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([1, rows, 64], kind)
-    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, rows, 64], layout)
-
-
 def launch_outer_hopper(
     g: Tensor, own: Tensor, x: Tensor, ds: Tensor, dw: Tensor, total: Tensor | None, *, mode: str, alpha: float,
     turns: bool,
@@ -180,7 +171,7 @@ def launch_outer_hopper(
     batch, queries, width = g.shape
     splits, keys, across = dw.shape[0], x.shape[1], dw.stride(2)
     _outer_hopper[(splits * triton.cdiv(queries, 128) * triton.cdiv(keys, 256),)](
-        *(_describe(t, rows) for t, rows in ((g, 64), (own, 64), (x, 256), (ds, 64))), dw,
+        *(describe(t, [1, rows, 64]) for t, rows in ((g, 64), (own, 64), (x, 256), (ds, 64))), dw,
         dw if total is None else total, batch, queries, keys, width, across, splits, alpha, MODE=mode, SAME=own is x,
         TOTAL=total is not None, TURNS=turns, BN=256, BK=64, SLOTS=3, num_warps=4,
     )  # fmt: skip

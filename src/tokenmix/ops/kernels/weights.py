@@ -87,9 +87,9 @@ def logits_grad(h: Tensor, parts: Tensor, *, causal: bool) -> Tensor:
     heads, queries, keys = h.shape
     dh = torch.empty_like(h, dtype=torch.float32, memory_format=torch.contiguous_format)
     bj = triton.next_power_of_2(keys)
-    bi = max(1, 512 // bj)
+    bi, bp = max(1, 512 // bj), max(1, min(8, 4096 // bj))  # what fits into registers
     _logits_grad[(triton.cdiv(queries, bi), heads)](
         h, parts, dh, *h.stride()[:2], *parts.stride()[:3], queries, keys, parts.shape[0], CAUSAL=causal, BI=bi, BJ=bj,
-        BP=8,
+        BP=bp,
     )  # fmt: skip
     return dh
