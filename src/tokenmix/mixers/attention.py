@@ -139,7 +139,7 @@ class Attention(Mixer):
         self.persistent = all(term.shared for term in self.terms)
         others = (term for i, term in enumerate(self.terms) if i != self.dot)
         plain = self.dot is not None and alpha not in ("softmax", "sigmoid")
-        self.packs = plain and all(term.table and not cross for term in others)  # keys and values may be made together
+        self.packs = plain and all(term.table and not cross for term in others)  # see `_together`
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -244,9 +244,8 @@ class Attention(Mixer):
         layers = [dot.key, self.value] if self.cross else [dot.query, dot.key, self.value]
         weights, biases = [[getattr(layer, name) for layer in layers] for name in ("weight", "bias")]
         if self.site.scale and not self.cross:
-            weights[0], biases[0] = (
-                None if t is None else t * self.site.head_dim**-0.5 for t in (weights[0], biases[0])
-            )
+            scale = self.site.head_dim**-0.5
+            weights[0], biases[0] = weights[0] * scale, None if biases[0] is None else biases[0] * scale
         together = torch.cat(weights), None if biases[0] is None else torch.cat(biases)
         packed = asked.known(lambda x: product(x, *together))
         asked.keys = packed.shape[1]

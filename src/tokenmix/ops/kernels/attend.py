@@ -266,18 +266,7 @@ def _queries_pass(
         )  # fmt: skip
         return dq[first : first + count], ds[:count].sum(0, dtype=torch.float32) if wanted else None
 
-    key = (
-        ds.dtype,
-        count,
-        heads,
-        queries,
-        keys,
-        width,
-        causal,
-        wanted,
-        hopper,
-        *(() if lengths is None else ("lengths",)),
-    )
+    key = (ds.dtype, count, heads, queries, keys, width, causal, wanted, hopper, lengths is not None)
     return launch(choose("attend_queries", key, _pick(QUERIES, ds, queries, hopper), launch))[1]
 
 
