@@ -45,7 +45,8 @@ def test_the_sum_of_the_parts_compiles(constants: dict[str, int]) -> None:
     types |= {name: "constexpr" if name in constants else "i32" for name in ("count", "share", "size")}
     constants = {**constants, "BLOCK": 2048}
     values = {(_total.arg_names.index(name),): value for name, value in constants.items()}
-    triton.compile(ASTSource(fn=_total, signature={**types, "BLOCK": "constexpr"}, constexprs=values), target=HOPPER)
+    source = ASTSource(fn=_total, signature={**types, "BLOCK": "constexpr"}, constexprs=values)
+    assert "st.global" in triton.compile(source, target=HOPPER).asm["ptx"]
 
 
 @pytest.mark.parametrize(
