@@ -68,8 +68,8 @@ def attend(
 
         assert q is not None
         assert k is not None
-        bare = key_bias is None and lengths is None and not dropout and (mask is None or mask.dim() == 2)
-        if bare and _gains_by_spreading(q, k, v):
+        few_terms = key_bias is None and lengths is None and not dropout and (mask is None or mask.dim() == 2)
+        if few_terms and _gains_by_spreading(q, k, v):
             q, k = (_spread(t, v) for t in (q, k))
         return fused_attend(
             q, k, v, bias=bias, key_bias=key_bias, mask=mask, lengths=lengths, causal=causal, dropout=dropout
