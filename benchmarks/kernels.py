@@ -204,10 +204,9 @@ def attention(batch: int, queries: int, keys: int, biased: bool) -> Iterator[Cas
             return attend.attend_op._init_fn(q, k, v, bias, *rest)[:1]
 
     def towards_keys(configs: list[Config]) -> tuple[Tensor, ...]:
-        turned = None if bias is None else attend._apart(bias, (12, keys, queries)).copy_(bias.mT)
         dk, dv, ds = attend._rows_first(k), attend._rows_first(v), attend._apart(v, (batch, 12, keys, queries))
         with chosen(configs[0]):
-            attend._keys_pass(q, k, v, turned, *rest, g, wanted()["lse"], wanted()["delta"], dk, dv, ds, 0, batch)
+            attend._keys_pass(q, k, v, bias, *rest, g, wanted()["lse"], wanted()["delta"], dk, dv, ds, 0, batch)
         return dk, dv, ds
 
     def towards_queries(configs: list[Config]) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@
 
 Writes benchmarks/results/ops-<device>.json: milliseconds, the median of many runs, bf16. "forward" and "both" (forward
 and backward for every input that can have a gradient, upstream gradient fixed) are replays of a CUDA graph in the first
-three tables, for every way alike, so that Python does not count, and launched from Python in the others; "eager" is
+five tables, for every way alike, so that Python does not count, and launched from Python in the others; "eager" is
 always the latter. With --profile every row of ours also lists its GPU kernels.
 """
 
@@ -41,7 +41,7 @@ def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = BF16) -> Tensor
     return (torch.randn(*shape, device="cuda") * scale).to(dtype).requires_grad_()
 
 
-GRAPHS = {"remix", "gating", "random"}  #: tables timed inside replayed CUDA graphs: the work alone, not its launching
+GRAPHS = {"remix", "gating", "random", "bias", "nobias"}  #: timed in replayed CUDA graphs: the work, not its launching
 timing = {"graph": True}
 
 

@@ -87,14 +87,14 @@ def test_it_is_right(
 
     (q,), (k, v) = draw(batch, heads, queries, dtype, 1, 0.5), draw(batch, heads, keys, dtype, 2, 0.5)
     (do,) = draw(batch, heads, queries, dtype)
-    turned = _apart(q, (heads, keys, queries)).normal_() if bias else None
+    added = _apart(q, (heads, queries, keys)).normal_() if bias else None
     mask = torch.rand(batch, keys, device=DEVICE) < 0.7 if masked else None
     if mask is not None:
         mask[-1] = False
     wide_q, wide_k, wide_v, wide_do = (t.double() for t in (q, k, v, do))
     logits = wide_k @ wide_q.mT  # [keys, queries]
-    if turned is not None:
-        logits += turned.double()
+    if added is not None:
+        logits += added.double().mT
     if mask is not None:
         logits.masked_fill_(~mask[:, None, :, None], -math.inf)
     if causal:
@@ -106,12 +106,12 @@ def test_it_is_right(
     right = [t[first:] for t in (ds @ wide_q, p @ wide_do, ds)]
     lse = (lse / math.log(2)).where(lse > -math.inf, math.inf).float()  # of a query that sees nothing
 
-    if not fits_keys_hopper(q, k, v, turned, None, mask, None, None, do):
+    if not fits_keys_hopper(q, k, v, added, None, mask, None, None, do):
         pytest.skip("these kernels are for Hopper GPUs")
     dk, dv, ds = _rows_first(k), _rows_first(v), _apart(v, (batch - first, heads, keys, queries))
     for t in (dk, dv, ds):
         t.fill_(math.nan)
-    launch_keys_hopper(q, k, v, turned, mask, causal, do, lse, delta, dk, dv, ds, first, batch - first)
+    launch_keys_hopper(q, k, v, added, mask, causal, do, lse, delta, dk, dv, ds, first, batch - first)
     for made, want in zip((dk[first:], dv[first:], ds), right, strict=True):
         error = (made.double() - want).flatten(1).norm(dim=1)
         assert (error <= 1e-2 * want.flatten(1).norm(dim=1)).all()

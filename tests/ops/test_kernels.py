@@ -132,6 +132,7 @@ def test_persist_in_the_sizes_of_models(
 
     monkeypatch.setattr(tune, "_chosen", {})
     monkeypatch.setenv("TOKENMIX_CACHE", str(tmp_path))
+    monkeypatch.setenv("TOKENMIX_AUTOTUNE", "1")
     dtype = torch.bfloat16
     inputs = {"w": torch.randn(heads, 512, 512, device=DEVICE), "x": draw(4, 512, 1024, dtype=dtype)}
     inputs |= EPILOGUES[kind](4, 512, 1024, dtype)

@@ -8,6 +8,7 @@ the common case, heads of 64 and up to 512 keys, has kernels of its own in the t
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -149,7 +150,10 @@ def attend_backward(
     lse: Tensor,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, bias, key_bias; the last two empty where `needs` says that nobody asks."""
+    """Gradients of q, k, v, bias, key_bias; the last two empty where `needs` says that nobody asks.
+
+    The bias's lies in memory as [heads, keys, queries].
+    """
     dq, dk = (_rows_first(t, (v.shape[0], *t.shape[1:])) for t in (q, k))
     dv = _rows_first(v)
     given = (q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout)
@@ -173,18 +177,17 @@ def gradients(
     )
     examples = max(1, min(batch, WORKSPACE // (heads * queries * keys * v.element_size())))
     ds = _apart(v, (examples, heads, keys, queries))
-    turned = None if bias is None else _apart(bias, (heads, keys, queries)).copy_(bias.transpose(1, 2))
     sums = None
     for first in range(0, batch, examples):
         count = min(examples, batch - first)
         _keys_pass(
-            q, k, v, turned, key_bias, mask, lengths, seed, causal, dropout, g, lse, delta, dk, dv, ds, first, count
+            q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout, g, lse, delta, dk, dv, ds, first, count
         )
         part = _queries_pass(ds, k, dq, lengths, causal, first, count, need_bias or need_key_bias)
         sums = part if sums is None else sums + part if part is not None else None
     dbias, dkey = v.new_empty(0), v.new_empty(0)
     if need_bias and bias is not None and sums is not None:
-        dbias = sums.transpose(1, 2).to(bias.dtype).contiguous()
+        dbias = sums.to(bias.dtype).contiguous().transpose(1, 2)
     if need_key_bias and key_bias is not None and sums is not None:
         dkey = sums.sum(2).to(key_bias.dtype)
     return dbias, dkey
@@ -213,24 +216,30 @@ def _keys_pass(
     mask_, mask_strides, mask_kind = _mask_of(mask, v)
     key_ = key_bias.contiguous() if key_bias is not None else v
     flat = ds.flatten(0, 1)
-
-    tma = tma_ready(flat) and (bias is None or tma_ready(bias))
     hopper = gluon()
     if hopper:
         from tokenmix.ops.kernels.attention_hopper import fits_keys_hopper, launch_keys_hopper
 
-        hopper = fits_keys_hopper(q, k, v, bias, key_bias, mask, lengths, seed, g)
+        even = bias if bias is None or tma_ready(bias) else _apart(bias, bias.shape).copy_(bias)
+        hopper = fits_keys_hopper(q, k, v, even, key_bias, mask, lengths, seed, g)
+
+    @cache
+    def turned() -> Tensor | None:
+        return None if bias is None else _apart(bias, (heads, keys, queries)).copy_(bias.transpose(1, 2))
+
     filled = (dk[first : first + count], dv[first : first + count], ds[:count])
 
     def launch(c: Config) -> tuple[Tensor, ...]:
         if c == HOPPER:
-            launch_keys_hopper(q, k, v, bias, mask, causal, g, lse, delta, dk, dv, ds, first, count)
+            launch_keys_hopper(q, k, v, even, mask, causal, g, lse, delta, dk, dv, ds, first, count)
             return filled
-        bias_ = v if bias is None else describe(bias, c["BJ"], c["BI"]) if tma else bias
+        added = turned()
+        tma = tma_ready(flat) and (added is None or tma_ready(added))
+        bias_ = v if added is None else describe(added, c["BJ"], c["BI"]) if tma else added
         attention.attention_backward_keys[(triton.cdiv(keys, c["BJ"]), count * heads)](
             q, k, v, bias_, key_, mask_, *(v if t is None else t for t in (lengths, seed)), dropout, g, lse, delta, dk, dv,
             describe(flat, c["BJ"], c["BI"]) if tma else ds,
-            *_strides(q), *_strides(k), *_strides(v), *(bias.stride() if bias is not None else (0, 0, 0)),
+            *_strides(q), *_strides(k), *_strides(v), *((0, 0, 0) if added is None else added.stride()),
             *mask_strides, *_strides(g), *_strides(dk), *_strides(dv), ds.stride(2), first, heads, queries, keys, width,
             value_width, BIAS=bias is not None, KEY_BIAS=key_bias is not None, MASK=mask_kind, CAUSAL=causal,
             LENGTHS=lengths is not None, DROPS=seed is not None, PRECISION=precision(v.dtype),
@@ -272,7 +281,7 @@ def _queries_pass(
 
 @attend_backward.register_fake
 def _(g, q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout, out, lse, needs):
-    dbias = v.new_empty(bias.shape, dtype=bias.dtype) if needs[0] else v.new_empty(0)
+    dbias = bias.new_empty([bias.shape[i] for i in (0, 2, 1)]).transpose(1, 2) if needs[0] else v.new_empty(0)
     dkey = v.new_empty(key_bias.shape, dtype=key_bias.dtype) if needs[1] else v.new_empty(0)
     dq, dk = (_rows_first(t) if t.shape[0] == v.shape[0] else t.new_empty(t.shape) for t in (q, k))
     return dq, dk, _rows_first(v), dbias, dkey

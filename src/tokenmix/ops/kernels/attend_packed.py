@@ -57,7 +57,8 @@ def packed_backward(
 @packed_backward.register_fake
 def _(g, q, packed, bias, mask, lengths, seed, causal, dropout, out, lse, need_bias):
     dq = packed.new_empty(0) if q is None else q.new_empty(*(q.shape[i] for i in (0, 2, 1, 3))).transpose(1, 2)
-    return dq, packed.new_empty(packed.shape), packed.new_empty(bias.shape if need_bias else 0)
+    dbias = bias.new_empty([bias.shape[i] for i in (0, 2, 1)]).transpose(1, 2) if need_bias else packed.new_empty(0)
+    return dq, packed.new_empty(packed.shape), dbias
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

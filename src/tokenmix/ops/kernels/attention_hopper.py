@@ -67,7 +67,7 @@ def _fetch(q, k, v, bias, do, q_s, k_s, v_s, bias_s, do_s, full, empty, loaded, 
             mbarrier.expect(bar, 4 * BYTES if BIAS else 2 * BYTES)
             if BIAS:
                 for g in gl.static_range(2):
-                    at = [head, j0 + g * ROWS, t * ROWS]
+                    at = [head, t * ROWS, j0 + g * ROWS]
                     tma.async_copy_global_to_shared(bias, at, bar, bias_s.index(slot * 2 + g))
             tma.async_copy_global_to_shared(q, [b, t * ROWS, c], bar, q_s.index(slot))
             tma.async_copy_global_to_shared(do, [b, t * ROWS, c], bar, do_s.index(slot))
@@ -128,8 +128,8 @@ def _write(t, out_s, n, out, at, PLACES: gl.constexpr):
 
 @gluon.jit
 def _bias(bias_s, mma: gl.constexpr):
-    """A block of the bias as float32."""
-    t = bias_s.load(mma)
+    """A block [queries, keys] of the bias, turned, as float32."""
+    t = bias_s.permute((1, 0)).load(mma)
     if bias_s.dtype == gl.bfloat16:
         t = gl.inline_asm_elementwise(WIDEN, "=f,=f,r", [t], dtype=gl.float32, is_pure=True, pack=2)
     else:
@@ -242,7 +242,7 @@ def _attention_keys_hopper(
     BIAS: gl.constexpr, MASK: gl.constexpr, CAUSAL: gl.constexpr, EVEN_I: gl.constexpr, EVEN_J: gl.constexpr,
     SLOTS: gl.constexpr, PLACES: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """All `tiles`, of 128 keys each; `blocks` of 64 queries, all whole if EVEN_J and EVEN_I. bias is transposed."""
+    """All `tiles`, of 128 keys each; `blocks` of 64 queries, all whole if EVEN_J and EVEN_I."""
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], q.dtype)
     q_s = gl.allocate_shared_memory(q.dtype, [SLOTS, ROWS, WIDTH], square)
     do_s = gl.allocate_shared_memory(q.dtype, [SLOTS, ROWS, WIDTH], square)
@@ -282,13 +282,13 @@ def _attention_keys_hopper(
 
 
 def fits_keys_hopper(
-    q: Tensor, k: Tensor, v: Tensor, turned: Tensor | None, key_bias: Tensor | None, mask: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_bias: Tensor | None, mask: Tensor | None,
     lengths: Tensor | None, seed: Tensor | None, do: Tensor,
 ) -> bool:  # fmt: skip
     """Heads of 64, a mask of keys at most, and nothing that the copy engine cannot read."""
     tensors = (q, k, v, do)
     plain = key_bias is None and lengths is None and seed is None and (mask is None or mask.dim() == 2)
-    kinds = {t.dtype for t in (*tensors, *(() if turned is None else (turned,)))}
+    kinds = {t.dtype for t in (*tensors, *(() if bias is None else (bias,)))}
     return (
         plain
         and len(kinds) == 1
@@ -298,18 +298,18 @@ def fits_keys_hopper(
         and (v.shape[1] == 1 or all(t.stride(1) == 64 for t in tensors))
         and tune.gluon()
         and all(tma_ready(merged(t)) for t in tensors)
-        and (turned is None or tma_ready(turned))
+        and (bias is None or tma_ready(bias))
     )
 
 
 def launch_keys_hopper(
-    q: Tensor, k: Tensor, v: Tensor, turned: Tensor | None, mask: Tensor | None, causal: bool, do: Tensor, lse: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, causal: bool, do: Tensor, lse: Tensor,
     delta: Tensor, dk: Tensor, dv: Tensor, ds: Tensor, first: int, count: int,
 ) -> None:  # fmt: skip
     """Fill dk and dv of `count` examples from the `first` on, and ds [at least count, heads, keys, queries] from 0 on.
 
-    turned: the bias as [heads, keys, queries]. Its rows and those of ds lie multiples of 8 numbers apart; dk and dv lie in
-    memory as [batch, length, heads, 64].
+    bias: [heads, queries, keys]. Its rows and those of ds lie multiples of 8 numbers apart; dk and dv lie in memory as [batch,
+    length, heads, 64].
     """
     _, heads, queries, _ = q.shape
     keys = k.shape[2]
@@ -318,10 +318,10 @@ def launch_keys_hopper(
     block = [1, 64, 64]
     qs = describe(merged(q), block)
     _attention_keys_hopper[(min(tiles, tune.processors()),)](
-        qs, *(describe(merged(t), block) for t in (k, v)), qs if turned is None else describe(turned, block),
+        qs, *(describe(merged(t), block) for t in (k, v)), qs if bias is None else describe(bias, block),
         lse if mask is None else mask, describe(merged(do), block), lse, delta,
         *(describe(merged(t), block) for t in (dk, dv)), describe(ds.flatten(0, 1), block),
         *((0, 0) if mask is None else mask.stride()), first, tiles, heads, key_tiles, triton.cdiv(queries, 64), queries, keys,
-        BIAS=turned is not None, MASK=mask is not None, CAUSAL=causal, EVEN_I=queries % 64 == 0, EVEN_J=keys % 128 == 0,
+        BIAS=bias is not None, MASK=mask is not None, CAUSAL=causal, EVEN_I=queries % 64 == 0, EVEN_J=keys % 128 == 0,
         SLOTS=4, PLACES=3, num_warps=4,
     )  # fmt: skip

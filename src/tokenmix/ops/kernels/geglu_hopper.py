@@ -313,7 +313,7 @@ FORWARD: list[Config] = [
     {"GROUPS": 2, "SUBS": 2, "BN": 128, "X_SLOTS": 4, "W_SLOTS": 6, "LAG": 3, "AHEAD": 0},
 ]
 BACKWARD: list[Config] = [
-    {"GROUPS": 3, "SUBS": 1, "BN": 128, "X_SLOTS": 4, "W_SLOTS": 7, "LAG": 2, "AHEAD": 2},
+    {"GROUPS": 3, "SUBS": 1, "BN": 128, "X_SLOTS": 3, "W_SLOTS": 9, "LAG": 3, "AHEAD": 4},
 ]
 
 
