@@ -220,6 +220,45 @@ def nobias(profile: bool) -> dict[str, Any]:
     return table(ways, leaves, profile)
 
 
+def products(profile: bool) -> dict[str, Any]:
+    """The products of a layer of T5.1.1-base's encoder, 128 × 512 tokens, by cuBLAS: each for so long that the GPU is at its
+    power limit."""
+    n, rows = B * L, {}
+    shapes = {"Q, K, V": (768, 2304), "O": (768, 768), "W₁, W₂": (768, 4096), "W₃": (2048, 768)}
+    for name, (inputs, outputs) in shapes.items():
+        x, w = normal(n, inputs), normal(outputs, inputs, scale=inputs**-0.5)
+        g = torch.randn(n, outputs, device="cuda", dtype=BF16)
+        with torch.no_grad():
+            ways = {
+                "x Wᵀ": lambda x=x, w=w: x @ w.t(),
+                "g W": lambda g=g, w=w: g @ w,
+                "gᵀ x": lambda g=g, x=x: g.t() @ x,
+            }
+            for way, call in ways.items():
+                ms = lasting(call)
+                rows[f"{name}: {way}"] = {"ms": ms, "tflops": 2 * n * inputs * outputs / ms / 1e9}
+                print(f"    {name}: {way}", {k: round(v, 3) for k, v in rows[f"{name}: {way}"].items()}, flush=True)
+    return rows
+
+
+def lasting(call: Callable[[], Any], seconds: float = 0.5) -> float:
+    """Milliseconds of a call in the second half of so many seconds of it."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    call()
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    times = int(seconds * 500 / begin.elapsed_time(end)) + 1
+    for i in range(2 * times):
+        if i == times:
+            begin.record()
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / times
+
+
 def vocabulary(profile: bool) -> dict[str, Any]:
     """Cross-entropy of 128 × 114 tokens over 32,128 words from states of width 768."""
     n, d, v = B * 114, 768, 32128
@@ -298,7 +337,7 @@ def growth(profile: bool) -> dict[str, Any]:
     return rows
 
 
-TABLES = (remix, gating, random, bias, nobias, vocabulary, pointwise, growth)
+TABLES = (remix, gating, random, bias, nobias, products, vocabulary, pointwise, growth)
 BARS = {  # table → (column, milliseconds)
     "remix": {"forward": 0.28, "both": 0.85},
     "gating": {"both": 1.2},

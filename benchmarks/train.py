@@ -7,7 +7,8 @@ Writes benchmarks/results/train-<device>.json. A training step is forward, backw
 float32 weights, compiled; the figure is the median over steps after warm-up. Ours is captured as one CUDA graph,
 optimizer included, as the training loop does it; a peer is launched from Python, as its users do. FLOPs are those of the
 matrix products, three times the forward pass. Memory is the most that was allocated at a time. Each row has a process of
-its own: all compile at once, then they measure one after the other on a quiet machine. --profile lists the GPU kernels.
+its own: all compile at once, then they measure one after the other on a quiet machine. --profile lists the GPU kernels, with
+the time between them, and the clock and the power that the GPU had during the timed steps.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -101,13 +103,14 @@ def measure(make: Callable[[], Row], profile: bool, steps: int = 40) -> dict[str
     my_turn()
     torch.cuda.synchronize()
     times = []
-    for _ in range(steps):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        step()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
+    with watched() if profile else nullcontext({}) as state:
+        for _ in range(steps):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            step()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
     found: dict[str, Any] = {
         "ms": round(statistics.median(times), 4),
         "spread_ms": round(max(times) - min(times), 4),
@@ -117,22 +120,51 @@ def measure(make: Callable[[], Row], profile: bool, steps: int = 40) -> dict[str
         found["tflops"] = round(flops / found["ms"] / 1e9, 1)
         found["share_of_matmul_peak"] = round(found["tflops"] * 1e12 / MATMUL_PEAK, 3)
     if profile:
-        found["kernels_ms"] = kernels(step)
+        found |= state | kernels(step)
     return found
 
 
+@contextmanager
+def watched() -> Iterator[dict[str, Any]]:
+    """The medians of the GPU's clock and power, and what its clock is held down by, every tenth of a second."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,clocks_event_reasons.sw_power_cap", "-lms", "100"]
+    watcher = subprocess.Popen([*query, "--format=csv,noheader,nounits"], stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = {}
+    try:
+        yield found
+    finally:
+        watcher.terminate()
+        samples = [line.split(", ") for line in watcher.communicate()[0].splitlines() if line.count(",") == 2]
+        samples = samples[len(samples) // 4 :]  # the power is a mean over a while
+        if samples:
+            found["sm_mhz"] = statistics.median(float(clock) for clock, _, _ in samples)
+            found["watts"] = statistics.median(float(power) for _, power, _ in samples)
+            capped = sum(reason.strip() == "Active" for _, _, reason in samples)
+            found["share_of_time_at_the_power_limit"] = round(capped / len(samples), 2)
+
+
 def kernels(step: Callable[[], Any]) -> dict[str, Any]:
-    """Milliseconds and launches of the kernels of one step, the longest first, and of all others together."""
+    """Milliseconds and launches of the kernels of one step, the longest first, and of all others together; and the
+    milliseconds in which none ran."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(3):
             step()
         torch.cuda.synchronize()
+    spans = sorted(
+        (e.start_ns(), e.start_ns() + e.duration_ns())
+        for e in profiler.profiler.kineto_results.events()
+        if e.device_type() == torch.autograd.DeviceType.CUDA
+    )
+    idle, reached = 0, spans[0][0]
+    for start, end in spans:
+        idle += max(0, start - reached)
+        reached = max(reached, end)
     events = [e for e in profiler.key_averages() if e.device_time_total > 0]
     events.sort(key=lambda e: -e.device_time_total)
     listed = {e.key[:90]: [round(e.device_time_total / 3e3, 3), e.count // 3] for e in events[:20]}
     rest = events[20:]
     listed["all others"] = [round(sum(e.device_time_total for e in rest) / 3e3, 3), sum(e.count for e in rest) // 3]
-    return listed
+    return {"kernels_ms": listed, "idle_ms": round(idle / 3e6, 3)}
 
 
 # ------------------------------------------------------------------------------------------------------ the rows
