@@ -60,7 +60,7 @@ def _recipe(name: str, options: str, minutes: float = 30.0, alone: bool = False)
 
 QUEUE = (
     Job("train", "{python} -m benchmarks.train --only t5 cogs --profile", 5),
-    Job("ops", "{python} -m benchmarks.ops --only bias nobias", 2),
+    Job("ops", "{python} -m benchmarks.ops --only bias nobias products", 2),
     Job("tests", "{python} -m pytest -q -n 8 -m gpu tests/ops tests/training/test_compiled.py", 5),
     Job("kernels", "{python} -m benchmarks.kernels", 4),
     Job("window", "{python} -m benchmarks.window_trial", 1),
