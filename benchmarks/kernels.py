@@ -204,13 +204,13 @@ def attention(batch: int, queries: int, keys: int, biased: bool) -> Iterator[Cas
             return attend.attend_op._init_fn(q, k, v, bias, *rest)[:1]
 
     def towards_keys(configs: list[Config]) -> tuple[Tensor, ...]:
-        dk, dv, ds = attend._rows_first(k), attend._rows_first(v), attend._apart(v, (batch, 12, keys, queries))
+        dk, dv, ds = attend.rows_first(k), attend.rows_first(v), attend._apart(v, (batch, 12, keys, queries))
         with chosen(configs[0]):
             attend._keys_pass(q, k, v, bias, *rest, g, wanted()["lse"], wanted()["delta"], dk, dv, ds, 0, batch)
         return dk, dv, ds
 
     def towards_queries(configs: list[Config]) -> tuple[Tensor, ...]:
-        dq = attend._rows_first(q)
+        dq = attend.rows_first(q)
         with chosen(configs[0]):
             sums = attend._queries_pass(given(), k, dq, None, False, 0, batch, biased)
         return (dq,) if sums is None else (dq, sums)

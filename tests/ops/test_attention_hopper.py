@@ -82,7 +82,7 @@ def test_it_is_right(
     bias: bool,
     dtype: torch.dtype,
 ) -> None:
-    from tokenmix.ops.kernels.attend import _apart, _rows_first
+    from tokenmix.ops.kernels.attend import _apart, rows_first
     from tokenmix.ops.kernels.attention_hopper import fits_keys_hopper, launch_keys_hopper
 
     (q,), (k, v) = draw(batch, heads, queries, dtype, 1, 0.5), draw(batch, heads, keys, dtype, 2, 0.5)
@@ -108,7 +108,7 @@ def test_it_is_right(
 
     if not fits_keys_hopper(q, k, v, added, None, mask, None, None, do):
         pytest.skip("these kernels are for Hopper GPUs")
-    dk, dv, ds = _rows_first(k), _rows_first(v), _apart(v, (batch - first, heads, keys, queries))
+    dk, dv, ds = rows_first(k), rows_first(v), _apart(v, (batch - first, heads, keys, queries))
     for t in (dk, dv, ds):
         t.fill_(math.nan)
     launch_keys_hopper(q, k, v, added, mask, causal, do, lse, delta, dk, dv, ds, first, batch - first)

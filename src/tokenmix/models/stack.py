@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tokenmix.devices import readable
+from tokenmix.devices import product_dtype, readable
 from tokenmix.mixers import Expression, Site
 from tokenmix.mixers.attention import Attention
 from tokenmix.mixers.expression import Mix, Term
@@ -125,9 +125,7 @@ class Stack(nn.Module):
 
 def _in_compute_dtype(x: Tensor) -> Tensor:
     """Under autocast the residual stream is kept in the dtype of the products, as T5 trains: half the memory traffic."""
-    if x.dtype == torch.float32 and not x.is_meta and torch.is_autocast_enabled(x.device.type):
-        return x.to(torch.get_autocast_dtype(x.device.type))
-    return x
+    return x.to(product_dtype(x)) if x.dtype == torch.float32 else x
 
 
 def _cross_attention(cross: Expression, site: Site) -> Attention:

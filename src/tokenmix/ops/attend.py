@@ -63,12 +63,13 @@ def attend(
         mask = mask.bool()
     batch, heads, keys, _ = v.shape
     queries = _queries(q, bias, tile)
-    if _fits_kernel(q, k, v, bias, key_bias, tile, mask, bare=lengths is None and not dropout):
+    bare = lengths is None and not dropout
+    if _fits_kernel(q, k, v, bias, key_bias, tile, mask, bare):
         from tokenmix.ops.kernels.attend import fused_attend
 
         assert q is not None
         assert k is not None
-        few_terms = key_bias is None and lengths is None and not dropout and (mask is None or mask.dim() == 2)
+        few_terms = bare and key_bias is None and (mask is None or mask.dim() == 2)
         if few_terms and _gains_by_spreading(q, k, v):
             q, k = (_spread(t, v) for t in (q, k))
         return fused_attend(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix.devices import transformed
+from tokenmix.devices import product_dtype, transformed
 from tokenmix.ops import reference
 from tokenmix.ops.kernels import usable
 from tokenmix.ops.linear import product
@@ -58,9 +58,7 @@ def linear_cross_entropy(
         )  # fmt: skip
     labels = labels.flatten()
     keep = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (states, weight, bias)]
-    if not states.is_meta and torch.is_autocast_enabled(states.device.type):
-        dtype = torch.get_autocast_dtype(states.device.type)
-        states = states.to(dtype)
+    states = states.to(product_dtype(states))
     if count is None:
         count = (labels != ignore_index).sum().clamp_min(1)
     # a CPU waits for memory, so there the gradients are born with their factor; fp16 on a GPU would lose their digits

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmix.devices import readable, transformed
+from tokenmix.devices import product_dtype, readable, transformed
 from tokenmix.ops import reference
 from tokenmix.ops.epilogue import Compose, Epilogue, Gate
 from tokenmix.ops.kernels import usable
@@ -58,8 +58,7 @@ def persist(
         raise ValueError(f"mask must be [batch, keys] = {list(x.shape[:2])}; got {list(mask.shape)}")
     if isinstance(epilogue, Compose) and queries != keys:
         raise ValueError(f"Compose needs a row of x for each row of W: W is [{queries}, {keys}], not square")
-    autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
-    half = (torch.get_autocast_dtype(x.device.type) if autocast else x.dtype) == torch.float16  # E is never fp16
+    half = product_dtype(x) == torch.float16  # E is never fp16
     if usable(x) and not (softmax and mask is not None and (half or isinstance(epilogue, Gate))):
         return _on_kernels(w, x, softmax, mask, causal, dropout, epilogue)
     w = w.to(torch.promote_types(w.dtype, torch.float32))
@@ -98,8 +97,7 @@ def _on_kernels(
     from tokenmix.ops.kernels.persist import fused_persist
     from tokenmix.ops.kernels.weights import WIDEST
 
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    x = x.to(product_dtype(x))
     queries, keys = w.shape[1:]
     mask = mask if mask is None or mask.dtype == torch.bool else mask.bool()
     logits, w, row = w, w.float(), None
@@ -150,9 +148,7 @@ class _SharedMatmul(torch.autograd.Function):
 
 def shared_matmul(w: Tensor, x: Tensor) -> Tensor:
     """W [h, i, j] · x [b, j, h·d] → [b, i, h·d]; under autocast in its dtype, else in that of W."""
-    dtype = w.dtype
-    if dtype != torch.float64 and not x.is_meta and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    dtype = product_dtype(w)
     multiply = _product if transformed() else _SharedMatmul.apply
     return multiply(w.to(dtype), x.to(dtype))
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from tokenmix.devices import transformed
+from tokenmix.devices import product_dtype, transformed
 from tokenmix.ops.kernels import usable
 from tokenmix.ops.once import once
 
@@ -33,7 +33,7 @@ def window_mlp(x: Tensor, w: Tensor, b: Tensor, a: Tensor) -> Tensor:
     if _fits_kernel(x, w, length):
         from tokenmix.ops.kernels.window import fused_window_mlp
 
-        return fused_window_mlp(x.to(_product_dtype(x)), w, b, a)
+        return fused_window_mlp(x.to(product_dtype(x)), w, b, a)
     if x.shape[0] * x.shape[2] <= _rows_at_once(x.device, length, w) or transformed():
         # [batch, channels, length, window]: along the last dimension, since the compiler of torch 2.13 gets the gradient
         # of windows along another one wrong on a CPU
@@ -42,15 +42,9 @@ def window_mlp(x: Tensor, w: Tensor, b: Tensor, a: Tensor) -> Tensor:
     return _forward(x, w, b, a)
 
 
-def _product_dtype(x: Tensor) -> torch.dtype:
-    """What a product with x is computed in: autocast's dtype, else x's."""
-    autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
-    return torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
-
-
 def _fits_kernel(x: Tensor, w: Tensor, length: int) -> bool:
     """Decoding steps would not fill a block; hidden units beyond 64 are computed in many groups."""
-    return usable(x) and length >= 16 and 1 <= w.shape[0] <= 64 and w.shape[1] <= WIDEST.get(_product_dtype(x), 0)
+    return usable(x) and length >= 16 and 1 <= w.shape[0] <= 64 and w.shape[1] <= WIDEST.get(product_dtype(x), 0)
 
 
 def _rows_at_once(device: torch.device, length: int, w: Tensor) -> int:

@@ -66,10 +66,16 @@ def _strides(t: Tensor) -> tuple[int, int, int]:
     return (t.stride(0) if t.shape[0] > 1 else 0, t.stride(1), t.stride(2))
 
 
-def _rows_first(t: Tensor, shape: tuple[int, ...] | torch.Size | None = None) -> Tensor:
+def rows_first(t: Tensor, shape: tuple[int, ...] | torch.Size | None = None) -> Tensor:
     """An empty [batch, heads, length, width] that lies in memory as [batch, length, heads, width]."""
     b, h, n, d = shape if shape is not None else t.shape
     return t.new_empty(b, n, h, d).transpose(1, 2)
+
+
+def turned_like(t: Tensor) -> Tensor:
+    """An empty [heads, queries, keys] that lies in memory as [heads, keys, queries]."""
+    heads, queries, keys = t.shape
+    return t.new_empty(heads, keys, queries).transpose(1, 2)
 
 
 def _dense(t: Tensor) -> Tensor:
@@ -93,7 +99,7 @@ def attend_op(
     q, k, v = map(_dense, (q, k, v))
     batch, heads, keys, value_width = v.shape
     queries, width = q.shape[2:]
-    out = _rows_first(v, (batch, heads, queries, value_width))
+    out = rows_first(v, (batch, heads, queries, value_width))
     lse = v.new_empty(batch, heads, queries, dtype=torch.float32)
     mask_, mask_strides, mask_kind = _mask_of(mask, v)
     key_ = key_bias.contiguous() if key_bias is not None else v
@@ -129,7 +135,7 @@ def attend_op(
 @attend_op.register_fake
 def _(q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout):
     batch, heads, _, value_width = v.shape
-    out = _rows_first(v, (batch, heads, q.shape[2], value_width))
+    out = rows_first(v, (batch, heads, q.shape[2], value_width))
     return out, v.new_empty(batch, heads, q.shape[2], dtype=torch.float32)
 
 
@@ -154,8 +160,8 @@ def attend_backward(
 
     The bias's lies in memory as [heads, keys, queries].
     """
-    dq, dk = (_rows_first(t, (v.shape[0], *t.shape[1:])) for t in (q, k))
-    dv = _rows_first(v)
+    dq, dk = (rows_first(t, (v.shape[0], *t.shape[1:])) for t in (q, k))
+    dv = rows_first(v)
     given = (q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout)
     dbias, dkey = gradients(g, *given, out, lse, needs, dq, dk, dv)
     return _shared(dq, q), _shared(dk, k), dv, dbias, dkey
@@ -281,10 +287,10 @@ def _queries_pass(
 
 @attend_backward.register_fake
 def _(g, q, k, v, bias, key_bias, mask, lengths, seed, causal, dropout, out, lse, needs):
-    dbias = bias.new_empty([bias.shape[i] for i in (0, 2, 1)]).transpose(1, 2) if needs[0] else v.new_empty(0)
+    dbias = turned_like(bias) if needs[0] else v.new_empty(0)
     dkey = v.new_empty(key_bias.shape, dtype=key_bias.dtype) if needs[1] else v.new_empty(0)
-    dq, dk = (_rows_first(t) if t.shape[0] == v.shape[0] else t.new_empty(t.shape) for t in (q, k))
-    return dq, dk, _rows_first(v), dbias, dkey
+    dq, dk = (rows_first(t) if t.shape[0] == v.shape[0] else t.new_empty(t.shape) for t in (q, k))
+    return dq, dk, rows_first(v), dbias, dkey
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

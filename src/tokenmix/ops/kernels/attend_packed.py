@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmix.ops.dropout import new_seed
-from tokenmix.ops.kernels.attend import attend_op, gradients
+from tokenmix.ops.kernels.attend import attend_op, gradients, rows_first, turned_like
 from tokenmix.ops.once import once
 
 
@@ -48,7 +48,7 @@ def packed_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, of what is packed, and of the bias; empty where there is no q, and where nobody asks."""
     whole = torch.empty_like(packed, memory_format=torch.contiguous_format)
-    dq = None if q is None else q.new_empty(*(q.shape[i] for i in (0, 2, 1, 3))).transpose(1, 2)
+    dq = None if q is None else rows_first(q)
     given = (*views(q, packed), bias, None, mask, lengths, seed, causal, dropout)
     dbias, _ = gradients(g, *given, out, lse, [need_bias, False], *views(dq, whole))
     return packed.new_empty(0) if dq is None else dq, whole, dbias
@@ -56,9 +56,8 @@ def packed_backward(
 
 @packed_backward.register_fake
 def _(g, q, packed, bias, mask, lengths, seed, causal, dropout, out, lse, need_bias):
-    dq = packed.new_empty(0) if q is None else q.new_empty(*(q.shape[i] for i in (0, 2, 1, 3))).transpose(1, 2)
-    dbias = bias.new_empty([bias.shape[i] for i in (0, 2, 1)]).transpose(1, 2) if need_bias else packed.new_empty(0)
-    return dq, packed.new_empty(packed.shape), dbias
+    dq = packed.new_empty(0) if q is None else rows_first(q)
+    return dq, packed.new_empty(packed.shape), turned_like(bias) if need_bias else packed.new_empty(0)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

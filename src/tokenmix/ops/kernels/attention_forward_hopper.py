@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tokenmix.ops.kernels.hopper import describe, merged, side_by_side
+from tokenmix.ops.kernels.hopper import describe, merged, side_by_side, widened
 from tokenmix.ops.kernels.tune import gluon as runs_here
 from tokenmix.ops.kernels.tune import processors
 
@@ -40,7 +40,6 @@ LOWEST = gl.constexpr(-1.0e30)  # below every logit, yet finite: a row that sees
 # in assembly that is not to be moved: between two products that run at once, rounding would part them
 ROUND_BF16 = gl.constexpr("cvt.rn.bf16x2.f32 $0, $2, $1;")
 ROUND_FP16 = gl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
-WIDEN = gl.constexpr("{.reg .b32 a, b; shl.b32 a, $2, 16; and.b32 b, $2, 0xffff0000; mov.b32 $0, a; mov.b32 $1, b;}")
 
 
 @gluon.jit
@@ -94,11 +93,7 @@ def _begin(bias_s, mask, pair, batch, keys, i0, smb, smj, block: gl.constexpr, i
            layout: gl.constexpr):  # fmt: skip
     """What the logits of a block start from. WHOLE: none of its keys is past the last."""
     if BIAS:
-        s = bias_s.index(index * 2 + GROUP).load(layout)
-        if s.dtype == gl.bfloat16:
-            s = gl.inline_asm_elementwise(WIDEN, "=f,=f,r", [s], gl.float32, True, 2)
-        else:
-            s = s.to(gl.float32)
+        s = widened(bias_s.index(index * 2 + GROUP).load(layout))
     else:
         s = gl.zeros((ROWS, KEYS), gl.float32, layout=layout)
     if MASK:

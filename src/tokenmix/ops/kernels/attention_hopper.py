@@ -26,15 +26,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tokenmix.ops.kernels import tune
-from tokenmix.ops.kernels.hopper import describe, merged
+from tokenmix.ops.kernels.hopper import describe, merged, side_by_side, widened
 from tokenmix.ops.kernels.mix import tma_ready
 
 WIDTH = gl.constexpr(64)  # of a head
 ROWS = gl.constexpr(64)  # keys in one group of warps, and queries in a block
 BYTES = gl.constexpr(64 * 64 * 2)  # in a block
 LOG2E = gl.constexpr(1.4426950408889634)
-# two numbers of bfloat16 as float32 in two instructions, where the compiler takes three
-WIDEN = gl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
 
 
 @gluon.jit
@@ -127,17 +125,6 @@ def _write(t, out_s, n, out, at, PLACES: gl.constexpr):
 
 
 @gluon.jit
-def _bias(bias_s, mma: gl.constexpr):
-    """A block [queries, keys] of the bias, turned, as float32."""
-    t = bias_s.permute((1, 0)).load(mma)
-    if bias_s.dtype == gl.bfloat16:
-        t = gl.inline_asm_elementwise(WIDEN, "=f,=f,r", [t], dtype=gl.float32, is_pure=True, pack=2)
-    else:
-        t = t.to(gl.float32)
-    return t
-
-
-@gluon.jit
 def _step(kt, vt, shade, s, acc_k, acc_v, q_s, bias_s, do_s, lse_s, delta_s, out_s, ds, at, full, empty, n, t,
           written, MORE: gl.constexpr, GROUP: gl.constexpr, BIAS: gl.constexpr, SHADED: gl.constexpr,
           CAUSAL: gl.constexpr, SLOTS: gl.constexpr, PLACES: gl.constexpr, mma: gl.constexpr):  # fmt: skip
@@ -152,7 +139,7 @@ def _step(kt, vt, shade, s, acc_k, acc_v, q_s, bias_s, do_s, lse_s, delta_s, out
     logits = warpgroup_mma_wait(num_outstanding=0, deps=(s,))
     dp = warpgroup_mma(vt, dot.permute((1, 0)), none, use_acc=False, is_async=True)
     if BIAS:
-        logits += _bias(bias_s.index(slot * 2 + GROUP), mma)
+        logits += widened(bias_s.index(slot * 2 + GROUP).permute((1, 0)).load(mma))
     if SHADED:
         logits += shade[:, None]
     if CAUSAL:
@@ -294,10 +281,8 @@ def fits_keys_hopper(
         and len(kinds) == 1
         and v.dtype in (torch.bfloat16, torch.float16)
         and min(q.shape[2], k.shape[2]) > 0
-        and all(t.shape[0] == v.shape[0] and t.shape[3] == 64 and t.stride(3) == 1 for t in tensors)
-        and (v.shape[1] == 1 or all(t.stride(1) == 64 for t in tensors))
+        and all(t.shape[0] == v.shape[0] and side_by_side(t) for t in tensors)
         and tune.gluon()
-        and all(tma_ready(merged(t)) for t in tensors)
         and (bias is None or tma_ready(bias))
     )
 

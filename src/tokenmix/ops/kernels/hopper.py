@@ -1,4 +1,4 @@
-"""What the kernels written in Gluon share: descriptors for the bulk copy engine (TMA), and a name that Triton changed."""
+"""What the kernels written in Gluon share: descriptors for the bulk copy engine (TMA), wider numbers, a name that changed."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
@@ -6,10 +6,24 @@ from __future__ import annotations
 import torch
 import triton.experimental.gluon.language as gl
 from torch import Tensor
+from triton.experimental import gluon
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 if not hasattr(gl, "barrier"):
     gl.barrier = gl.thread_barrier  # its name up to Triton 3.6
+
+# two numbers of bfloat16 as float32 in two instructions, where the compiler takes three
+WIDEN = gl.constexpr("{.reg .b32 a, b; shl.b32 a, $2, 16; and.b32 b, $2, 0xffff0000; mov.b32 $0, a; mov.b32 $1, b;}")
+
+
+@gluon.jit
+def widened(t):
+    """t, of a 16-bit type, as float32."""
+    if t.dtype == gl.bfloat16:
+        t = gl.inline_asm_elementwise(WIDEN, "=f,=f,r", [t], dtype=gl.float32, is_pure=True, pack=2)
+    else:
+        t = t.to(gl.float32)
+    return t
 
 
 def describe(
