@@ -15,6 +15,8 @@ RUNS = INSTALLED and (INTERPRETING or torch.cuda.is_available())
 DEVICE = "cpu" if INTERPRETING or not torch.cuda.is_available() else "cuda"
 DTYPES = [torch.float32] if DEVICE == "cpu" else [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+HOPPER = torch.cuda.is_available() and torch.version.hip is None and torch.cuda.get_device_capability()[0] == 9
+on_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 needs_kernels = pytest.mark.skipif(not RUNS, reason="runs in test_in_the_interpreter, or on a GPU")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton.experimental.gluon")
-from kernel_cases import DEVICE
+from kernel_cases import DEVICE, on_hopper
 from test_hopper_kernels import SHARED, block, compiled
 
 from tokenmix.ops.kernels import INTERPRETING
@@ -55,6 +55,7 @@ def draw(batch: int, heads: int, length: int, dtype: torch.dtype, parts: int = 1
 
 
 @pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
@@ -106,8 +107,7 @@ def test_it_is_right(
     right = [t[first:] for t in (ds @ wide_q, p @ wide_do, ds)]
     lse = (lse / math.log(2)).where(lse > -math.inf, math.inf).float()  # of a query that sees nothing
 
-    if not fits_keys_hopper(q, k, v, added, None, mask, None, None, do):
-        pytest.skip("these kernels are for Hopper GPUs")
+    assert fits_keys_hopper(q, k, v, added, None, mask, None, None, do)
     dk, dv, ds = rows_first(k), rows_first(v), _apart(v, (batch - first, heads, keys, queries))
     for t in (dk, dv, ds):
         t.fill_(math.nan)
@@ -117,3 +117,32 @@ def test_it_is_right(
         assert (error <= 1e-2 * want.flatten(1).norm(dim=1)).all()
     assert dk[:first].isnan().all()
     assert dv[:first].isnan().all()
+
+
+def test_which_tensors_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What projections make, and nothing that the copy engine would read wrongly."""
+    from tokenmix.ops.kernels import mix, tune
+    from tokenmix.ops.kernels.attention_hopper import fits_keys_hopper
+
+    monkeypatch.setattr(tune, "gluon", lambda: True)
+    monkeypatch.setattr(mix, "has_tma", lambda: True)
+
+    def fits(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, **other: Tensor | None) -> bool:
+        rest = {"key_bias": None, "mask": None, "lengths": None, "seed": None, "do": q}
+        return fits_keys_hopper(q, k, v, bias, **{**rest, **other})
+
+    (q,), (k, v) = draw(2, 3, 100, torch.bfloat16), draw(2, 3, 300, torch.bfloat16, 2)
+    bias = q.new_zeros(3, 100, 304)[..., :300]
+    mask = torch.ones(2, 300, dtype=torch.bool)
+    assert fits(q, k, v, bias, mask=mask)
+    assert not fits(q, k, v, bias.contiguous())  # rows of 300 numbers: not multiples of 16 bytes
+    assert not fits(q, k, v, bias.float())
+    assert not fits(q, k, v, mask=mask[:, None])
+    assert not fits(q, k.contiguous(), v)  # a head's keys together, not a position's heads
+    assert not fits(q, k, v, do=q.contiguous())
+    assert not fits(q[:1], k, v)  # learned, shared by the batch
+    assert not fits(q, k[..., :32], v)
+    assert not fits(*(t.float() for t in (q, k, v)))
+    assert not any(fits(q, k, v, **{name: torch.ones(2)}) for name in ("key_bias", "lengths", "seed"))
+    monkeypatch.setattr(tune, "gluon", lambda: False)
+    assert not fits(q, k, v)

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton.experimental.gluon")
 import triton
-from kernel_cases import DEVICE, disagreements
+from kernel_cases import DEVICE, disagreements, on_hopper
 from test_hopper_kernels import HOPPER, SHARED, block, compiled
 from torch import Tensor
 from triton.compiler import ASTSource
@@ -95,11 +95,6 @@ def differ(got: Tensor, right: Tensor) -> float:
     return float((got.double() - right).norm() / right.norm())
 
 
-def needs_hopper() -> None:
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("these kernels are for Hopper GPUs")
-
-
 SOME = [  # batch, heads, keys, queries, from the first of how many examples
     (2, 3, 128, 128, 0, 2),
     (4, 2, 256, 384, 1, 2),
@@ -111,6 +106,7 @@ SOME = [  # batch, heads, keys, queries, from the first of how many examples
 
 
 @pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sizes", SOME)
@@ -121,7 +117,6 @@ def test_the_gradient_of_queries_and_the_sum_of_the_batch(
     from tokenmix.ops.kernels.attend import _apart
     from tokenmix.ops.kernels.attention_queries_hopper import fits_queries_hopper, launch_queries_hopper
 
-    needs_hopper()
     batch, heads, keys, queries, first, count = sizes
     whole = _apart(torch.empty(0, device=DEVICE, dtype=dtype), (count + 1, heads, keys, -(-queries // 8) * 8))
     ds = whole.fill_(float("nan"))[..., :queries]
@@ -140,6 +135,7 @@ def test_the_gradient_of_queries_and_the_sum_of_the_batch(
 
 
 @pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize(("biased", "masked"), [(True, False), (True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
@@ -164,7 +160,6 @@ def test_attention_on_the_kernel_for_hopper(
     """Less than a team's share, several heads in one, and an example that sees nothing."""
     from tokenmix.ops.kernels.attention_forward_hopper import fits_forward_hopper, launch_forward_hopper
 
-    needs_hopper()
     batch, heads, queries, keys = sizes
     q = side_by_side(batch, heads, queries, dtype) * 0.25
     k, v = (side_by_side(batch, heads, keys, dtype, packed=True) for _ in range(2))
@@ -188,6 +183,7 @@ def test_attention_on_the_kernel_for_hopper(
 
 
 @pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize("workspace", [1, 1 << 30])
 @pytest.mark.parametrize(
     ("sizes", "terms"),
@@ -206,7 +202,6 @@ def test_attention_of_any_lengths_runs_on_the_kernels_for_hopper(
     from tokenmix.ops.kernels import attend as module
     from tokenmix.ops.kernels import attention
 
-    needs_hopper()
     monkeypatch.setenv("TOKENMIX_AUTOTUNE", "0")
     monkeypatch.setattr(module, "WORKSPACE", workspace)
     for name in ("attention_forward", "attention_backward_keys", "attention_backward_queries"):

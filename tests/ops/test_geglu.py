@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import disagreements, real_and_fake
+from kernel_cases import disagreements, on_hopper, real_and_fake
 from torch import Tensor
 
 from tokenmix.mixers import channel
 from tokenmix.mixers.site import Site
 from tokenmix.ops import geglu, reference
 from tokenmix.ops.geglu import fits_geglu, geglu_backward, geglu_op
-
-HOPPER = torch.cuda.is_available() and torch.version.hip is None and torch.cuda.get_device_capability()[0] == 9
-on_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 
 
 def case(*shape: int, width: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from kernel_cases import (
     draw,
     lengths,
     needs_kernels,
+    on_hopper,
     permuted,
     real_and_fake,
 )
@@ -164,14 +165,13 @@ def test_persist_in_the_sizes_of_small_models(length: int, causal: bool, channel
 
 @needs_kernels
 @pytest.mark.gpu
+@on_hopper
 @pytest.mark.parametrize("kind", ["plain", "number", "gate"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_persist_on_the_kernels_for_hopper(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """More tiles than programs; the output and all gradients by the Gluon kernels, whatever tuning would choose."""
     from tokenmix.ops.kernels import mix, outer
 
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("these kernels are for Hopper GPUs")
     for module in (mix, outer):
         monkeypatch.setattr(module, "HALF_PRECISION", [c for c in module.HALF_PRECISION if c["gluon"]])
     inputs = {"w": torch.randn(1, 512, 512, device=DEVICE), "x": draw(24, 512, 1024, dtype=dtype)}
